@@ -1,0 +1,216 @@
+"""Every error that the world can cause, with its wire code, HTTP status and retry rule.
+
+Owns the exception tree and the wording of its messages. Leaves to others what to do about an
+error: the doors translate once (cli → exit code, server → HTTP, link → frame). Any thread.
+
+Class                              code                     status  retry
+  ConfigError                      config_error             500     no    cli exits 2
+  ModelError                       model_error              500     no
+    ModelNotFound                  model_not_found          404     no
+    CheckpointError                checkpoint_error         500     no
+    UnsupportedModel               unsupported_model        500     no
+    PairMismatch                   pair_mismatch            500     no    served without the draft
+  RequestError                     invalid_request          400     no
+    ContextTooLong                 context_length_exceeded  400     no
+    UnknownModel                   model_not_found          404     no
+    InvalidParameter               invalid_parameter        400     no
+  Overloaded                       overloaded               503     yes   after retry_after_s
+  LinkError                        link_error               502     yes
+    LinkLost                       link_lost                502     yes   after the next delay
+    LinkRefused                    link_refused             502     no    token or version
+  EngineDied                       engine_died              500     yes   health turns red
+  GenerationFailed                 generation_failed        500     no    that request alone
+
+str(error) is the whole line for a person: "what: value, limit. hint: next step".
+"""
+
+import math
+import reprlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+MAX_VALUE_CHARS = 80
+
+_values = reprlib.Repr()
+_values.maxstring = _values.maxother = _values.maxlong = MAX_VALUE_CHARS
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: its repr, cut to about MAX_VALUE_CHARS."""
+    return _values.repr(value)
+
+
+class WorkerError(Exception):
+    """Base of all; `message` states the fact, `hint` (may be None) the next step."""
+
+    code: ClassVar[str] = "worker_error"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. hint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(WorkerError):
+    """config.yaml, MLX_WORKER_* or a flag can't be used."""
+
+    code = "config_error"
+
+
+class ModelError(WorkerError):
+    """A model or draft could not be loaded."""
+
+    code = "model_error"
+
+
+class ModelNotFound(ModelError):
+    """No folder and no downloaded repository has this name."""
+
+    code = "model_not_found"
+    status = 404
+
+    def __init__(self, model: str, *, hint: str | None = None):
+        super().__init__(f"model not found: {model}", hint=hint or f"mlx-worker pull {model}")
+        self.model = model
+
+
+class CheckpointError(ModelError):
+    """A model folder is there, but a file in it is missing, broken or does not fit the others."""
+
+    code = "checkpoint_error"
+
+    def __init__(self, path: Path | str, what: str, hint: str | None = None):
+        super().__init__(f"{path}: {what}", hint=hint)
+        self.path = Path(path)
+        self.what = what
+
+
+class UnsupportedModel(ModelError):
+    """The model is whole, but of a kind this worker can't run."""
+
+    code = "unsupported_model"
+
+    def __init__(self, what: str, supported: Iterable[str] = (), hint: str | None = None):
+        names = ", ".join(supported)
+        super().__init__(f"{what}, supported: {names}" if names else what, hint=hint)
+        self.what = what
+
+
+class PairMismatch(ModelError):
+    """Target and draft differ in something that both must share; the target serves alone."""
+
+    code = "pair_mismatch"
+
+    def __init__(
+        self, field: str, target_value: object, draft_value: object, hint: str | None = None
+    ):
+        super().__init__(
+            f"{field}: target has {shown(target_value)}, draft has {shown(draft_value)}",
+            hint=hint or "choose a draft made for this model, or --draft none",
+        )
+        self.field = field
+        self.target_value = target_value
+        self.draft_value = draft_value
+
+
+class RequestError(WorkerError):
+    """The client asked for what can't be done; `param` is the key at fault, if it is one."""
+
+    code = "invalid_request"
+    status = 400
+
+    def __init__(self, message: str, *, param: str | None = None, hint: str | None = None):
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
+class ContextTooLong(RequestError):
+    """The prompt, or the prompt with its reply, exceeds what the model can hold."""
+
+    code = "context_length_exceeded"
+
+    def __init__(
+        self, *, tokens: int, limit: int, param: str = "messages", hint: str | None = None
+    ):
+        super().__init__(
+            f"prompt has {tokens:,} tokens; this model takes {limit:,}",
+            param=param,
+            hint=hint or "shorten the prompt or lower max_tokens",
+        )
+        self.tokens = tokens
+        self.limit = limit
+
+
+class UnknownModel(RequestError):
+    """A request names a model that is not served here."""
+
+    code = "model_not_found"
+    status = 404
+
+    def __init__(self, model: str, available: Iterable[str] = ()):
+        names = ", ".join(available) or "no model"
+        super().__init__(f"model: {shown(model)}, served here: {names}", param="model")
+        self.model = model
+
+
+class InvalidParameter(RequestError):
+    """A parameter has a value outside its limit; `limit` completes "must be …"."""
+
+    code = "invalid_parameter"
+
+    def __init__(self, param: str, value: object, limit: str, hint: str | None = None):
+        super().__init__(f"{param}: {shown(value)}, must be {limit}", param=param, hint=hint)
+        self.value = value
+        self.limit = limit
+
+
+class Overloaded(WorkerError):
+    """No room for this request now; there will be after about `retry_after_s`."""
+
+    code = "overloaded"
+    status = 503
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float, hint: str | None = None):
+        super().__init__(message, hint=hint or f"try again in {math.ceil(retry_after_s)} s")
+        self.retry_after_s = retry_after_s
+
+
+class LinkError(WorkerError):
+    """The connection to the control plane failed."""
+
+    code = "link_error"
+    status = 502
+    retryable = True
+
+
+class LinkLost(LinkError):
+    """The network failed: dial again after the next delay."""
+
+    code = "link_lost"
+
+
+class LinkRefused(LinkError):
+    """The control plane said no (token or version): dialling again at once can't help."""
+
+    code = "link_refused"
+    retryable = False
+
+
+class EngineDied(WorkerError):
+    """The thread that owns the model has ended; nothing can be generated until a restart."""
+
+    code = "engine_died"
+    retryable = True
+
+
+class GenerationFailed(WorkerError):
+    """One request broke (its logits were NaN or all masked); it fails alone, the worker goes on."""
+
+    code = "generation_failed"

@@ -1,0 +1,201 @@
+"""The plain records that cross between threads and folders, and the protocols they are used with.
+
+Owns the vocabulary of the program: what a request is, what comes back, what a round measured and
+what to do next. Nothing here computes on arrays, reads a clock or opens a socket, so every folder
+and every thread may use it. Token ids are plain ints; times are milliseconds unless a name ends
+in `_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Speculation = Literal["auto", "on", "off"]
+Acceptance = Literal["coupled", "standard"]
+FinishReason = Literal["stop", "length"]
+
+MAX_DEPTH = 8  # drafted ids a round; also bounds what a cache must be able to rewind
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next id is chosen from the target's logits, in the order the fields are applied.
+
+    The defaults are greedy decoding with nothing else: `temperature` 0 means argmax.
+    `seed` None means a random one; the code path is the same.
+    `logprobs` None means none, 0 means the chosen id's alone, n means its n best rivals too.
+    """
+
+    suppress_ids: tuple[int, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One reply to write: ids in, ids and text out.
+
+    speculation  on: draft in every round; off: never; auto: as the pacer plans
+    depth        drafted ids a round when drafting, 0..MAX_DEPTH; None: the pacer's choice
+    choice       index of this reply among the `n` of one call; part of the noise key
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    speculation: Speculation = "auto"
+    depth: int | None = None
+    acceptance: Acceptance = "coupled"
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of one written id under the target's raw distribution, and its rivals'."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one reply. completion_tokens counts EOS and the id that completed a stop."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one reply took, and what the draft did in it.
+
+    latency_ms        from the start of the session to its end
+    ttft_ms           to the first id
+    decode_ms         first id to last id
+    rounds            draft-and-verify rounds; plain steps are not rounds
+    target_passes     passes over the target's weights after prefill, plain steps included
+    drafted, accepted ids proposed and kept
+    """
+
+    latency_ms: float
+    ttft_ms: float
+    decode_ms: float
+    completion_tokens: int
+    rounds: int
+    target_passes: int
+    drafted: int
+    accepted: int
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decode speed between the first and the last id; None below two ids."""
+        if self.completion_tokens < 2 or self.decode_ms <= 0:
+            return None
+        return (self.completion_tokens - 1) / (self.decode_ms / 1000)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over drafted, 0..1; None when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Ids committed by an average round: the kept drafts and the target's own id."""
+        return (self.accepted + self.rounds) / self.rounds if self.rounds else None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Prompt ids whose keys and values are cached so far."""
+
+    prompt_tokens_done: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """Ids the target chose, in order, and the text they completed (it may lag behind the ids)."""
+
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a reply. `rounds` is what the pacer was told, in order."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    timing: Timing
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request ended without a reply; the worker itself goes on."""
+
+    error: Exception
+
+
+Event = Progress | Text | Done | Failed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a session does next: `tokens` ids, drafting `depth` a round; depth 0 is plain."""
+
+    depth: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One timed piece of decoding: a draft-and-verify round, or one plain step (depth 0).
+
+    round_ms        from the last device read to this one, so draft, verify and host work are in it
+    context_tokens  ids cached when it began
+    """
+
+    depth: int
+    drafted: int
+    accepted: int
+    round_ms: float
+    context_tokens: int
+
+
+class Pacer(Protocol):
+    """Says what each segment does, and hears what it took."""
+
+    def plan(self) -> Plan: ...
+
+    def observe(self, round: Round) -> None: ...
+
+
+class Engine(Protocol):
+    """Writes replies; the three doors (HTTP, link, bench) see nothing else of it."""
+
+    def generate(self, request: GenerationRequest) -> Iterator[Event]: ...
+
+
+class Tokenizer(Protocol):
+    """What the program needs of a Hugging Face tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any: ...
