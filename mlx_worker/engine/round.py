@@ -1,0 +1,231 @@
+"""One draft-and-verify round, and the plain step beside it. Read this first.
+
+Owns the inner loop: draft, verify, accept; and the pipelined plain path, which is the baseline
+that every verdict rests on. Leaves ending a reply (EOS, stop, max_tokens), text and timing to
+session.py, which also rewinds the caches to the ids it kept. Engine thread only.
+
+A round at depth k:
+    draft    k lazy steps, no host read
+    verify   ONE target pass over [bonus, d1 … dk] → hidden (k+1, H) → ONE head projection (k+1, V)
+    accept   the leading run of drafts that the target chose itself, on device
+    read     ONE host read: the k+1 chosen ids and how many of them count
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_worker.engine import accept
+from mlx_worker.engine.arrays import ints
+from mlx_worker.engine.cache import Timelines
+from mlx_worker.engine.draft import Drafter, Drafts
+from mlx_worker.engine.sample import Sampler, SamplerState
+from mlx_worker.engine.target import Target
+from mlx_worker.errors import GenerationFailed
+from mlx_worker.records import Acceptance, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where decoding stands between two rounds.
+
+    bonus     the last chosen id; its keys and values are not cached yet
+    hidden    (1, 1, H) the target's final hidden state at the last cached position
+    position  index of the next id to choose, counted from the first of the reply
+    state     what the penalties know, bonus included
+    """
+
+    bonus: int
+    hidden: mx.array
+    position: int
+    state: SamplerState
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Ids the target chose, in order, and where each leaves decoding.
+
+    ids         1..k+1 of them; all but the last are accepted drafts
+    n_drafted   how many were proposed
+    hidden      (rows, H): row i is the hidden state that ids[i] was chosen from
+    position    index of ids[0] in the reply
+    state       what the penalties knew when ids[0] was chosen
+    logprobs    one for each id, when asked for
+    """
+
+    ids: list[int]
+    n_drafted: int
+    hidden: mx.array
+    position: int
+    state: SamplerState
+    logprobs: list[TokenLogprob] | None
+
+    def first(self, n: int) -> "Chosen":
+        """The first n ids alone: what is left when a reply ends inside a round."""
+        return replace(self, ids=self.ids[:n])
+
+    def cursor(self, sampler: Sampler) -> Cursor:
+        """Where decoding stands once all ids are kept."""
+        n = len(self.ids)
+        state = sampler.advance(self.state, self.ids)
+        return Cursor(self.ids[-1], self.hidden[None, n - 1 : n], self.position + n, state)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A round that the device is working on; nothing of it has been read."""
+
+    n_drafted: int
+    hidden: mx.array
+    position: int
+    state: SamplerState
+    chosen: mx.array  # (rows,) int32
+    n_kept: mx.array | None  # () int32, how many drafts were kept; None: nothing was drafted
+    logprobs: tuple[mx.array, mx.array, mx.array] | None
+
+    def read(self) -> Chosen:
+        """Wait for the device: the round's one host read."""
+        ids = ints(self.chosen)
+        if self.n_kept is not None:
+            del ids[ints(self.n_kept[None])[0] + 1 :]
+        if min(ids) < 0:
+            raise GenerationFailed(
+                "the model gave no usable distribution (NaN, infinite, or every id masked)",
+                hint="loosen logit_bias and suppress_tokens, or check the checkpoint's weights",
+            )
+        logprobs = _logprobs(ids, self.logprobs)
+        return Chosen(ids, self.n_drafted, self.hidden, self.position, self.state, logprobs)
+
+
+def launch(
+    target: Target,
+    drafter: Drafter | None,
+    timelines: Timelines,
+    sampler: Sampler,
+    cursor: Cursor,
+    depth: int,
+    acceptance: Acceptance = "coupled",
+) -> Pending:
+    """Queue a whole round on the device and return at once.
+
+    Next: `read` it, then commit what is kept and settle the timelines, before the next launch.
+    """
+    standard = acceptance == "standard" and not sampler.is_greedy
+    drafts = Drafts(None)
+    if drafter is not None and depth > 0:
+        drafts = drafter.propose(depth, cursor, with_laws=standard)
+    bonus = mx.array([cursor.bonus])
+    if drafts.ids is None:
+        row = bonus
+    else:
+        mx.async_eval(drafts.ids)  # the device drafts while the host builds the verify pass
+        row = mx.concatenate([bonus, drafts.ids])
+    hidden = target.hidden(row[None], timelines.layers)[0]
+    logits = target.head(hidden)
+    if standard and drafts.n:
+        chosen, n_kept = _choose_standard(logits, drafts, sampler, cursor)
+    else:
+        chosen, n_kept = _choose_coupled(logits, drafts, sampler, cursor)
+    return _queue(sampler, logits, hidden, cursor.position, cursor.state, chosen, n_kept, drafts.n)
+
+
+def _choose_coupled(
+    logits: mx.array, drafts: Drafts, sampler: Sampler, cursor: Cursor
+) -> tuple[mx.array, mx.array | None]:
+    """The target's own id for each row; drafts equal to it are kept. (rows,), ()."""
+    chosen = sampler.pick(logits, cursor.state, drafts.ids, cursor.position)
+    if drafts.ids is None:
+        return chosen, None
+    return chosen, accept.coupled(drafts.ids, chosen)
+
+
+def _choose_standard(
+    logits: mx.array, drafts: Drafts, sampler: Sampler, cursor: Cursor
+) -> tuple[mx.array, mx.array]:
+    """Kept drafts, then one id from the residual or the last row. (rows,), ()."""
+    assert drafts.ids is not None
+    assert drafts.laws is not None
+    target_probs = sampler.distribution(logits, cursor.state, drafts.ids)
+    uniforms = sampler.uniforms(drafts.n, cursor.position)
+    n_kept, law = accept.standard(drafts.ids, drafts.laws, target_probs, uniforms)
+    last = sampler.draw(law, "residual", cursor.position)
+    padded = mx.concatenate([drafts.ids, last[None]])
+    return mx.where(mx.arange(drafts.n + 1) == n_kept, last, padded), n_kept
+
+
+def plain_steps(
+    target: Target, timelines: Timelines, sampler: Sampler, cursor: Cursor, n_steps: int
+) -> Generator[Chosen, None, None]:
+    """Plain decoding, pipelined: the device works on the next step while the host reads this one.
+
+    After the last of n_steps nothing is queued. Closed early, one queued step is left in the
+    timelines for `settle` to rewind.
+    """
+    token, state = mx.array([cursor.bonus]), cursor.state
+    queued = _plain_step(target, timelines, sampler, token, state, cursor.position)
+    for i in range(1, n_steps + 1):
+        current = queued
+        if i < n_steps:
+            token, state = current.chosen, sampler.advance(state, current.chosen)
+            queued = _plain_step(target, timelines, sampler, token, state, cursor.position + i)
+        yield current.read()
+
+
+def _plain_step(
+    target: Target,
+    timelines: Timelines,
+    sampler: Sampler,
+    token: mx.array,
+    state: SamplerState,
+    position: int,
+) -> Pending:
+    """Queue one step after `token` (1,), itself perhaps still queued."""
+    hidden = target.hidden(token[None], timelines.layers)[0]
+    logits = target.head(hidden)
+    chosen = sampler.pick(logits, state, None, position)
+    return _queue(sampler, logits, hidden, position, state, chosen, None, 0)
+
+
+def first_step(
+    target: Target, timelines: Timelines, sampler: Sampler, ids: mx.array, state: SamplerState
+) -> Pending:
+    """Queue the pass over the prompt's last ids (L,), which chooses the reply's first id."""
+    hidden = target.hidden(ids[None], timelines.layers)[0, -1:]
+    logits = target.head(hidden)
+    chosen = sampler.pick(logits, state, None, 0)
+    return _queue(sampler, logits, hidden, 0, state, chosen, None, 0)
+
+
+def _queue(
+    sampler: Sampler,
+    logits: mx.array,
+    hidden: mx.array,
+    position: int,
+    state: SamplerState,
+    chosen: mx.array,
+    n_kept: mx.array | None,
+    n_drafted: int,
+) -> Pending:
+    """Start the device on everything that `read` will want."""
+    logprobs = None if sampler.n_logprobs is None else sampler.logprobs(logits, chosen)
+    wanted = [chosen, hidden, *(logprobs or ())]
+    mx.async_eval(wanted if n_kept is None else [*wanted, n_kept])
+    return Pending(n_drafted, hidden, position, state, chosen, n_kept, logprobs)
+
+
+def _logprobs(
+    ids: list[int], arrays: tuple[mx.array, mx.array, mx.array] | None
+) -> list[TokenLogprob] | None:
+    if arrays is None:
+        return None
+    chosen, top_ids, top = (np.array(array) for array in arrays)
+    return [
+        TokenLogprob(id, float(chosen[row]), _rivals(top_ids[row], top[row]))
+        for row, id in enumerate(ids)
+    ]
+
+
+def _rivals(ids: np.ndarray, logprobs: np.ndarray) -> tuple[tuple[int, float], ...]:
+    return tuple((int(id), float(logprob)) for id, logprob in zip(ids, logprobs, strict=True))

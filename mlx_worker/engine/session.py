@@ -1,0 +1,260 @@
+"""One request: prefill in chunks, then plain segments and rounds until it is done.
+
+Owns the life of a reply: what is kept of each round (EOS, stop strings and max_tokens cut it before
+anything is committed or sent), the ledger, the text, and the timing. Leaves the inner loop to
+round.py and the choice of depth to the request or the pacer. Engine thread only.
+
+Every segment leaves the caches holding exactly the committed ids: prompt and reply without the
+last chosen id, whose keys and values are not cached yet.
+"""
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+import mlx.core as mx
+
+from mlx_worker.engine import round as rounds
+from mlx_worker.engine.cache import Timelines
+from mlx_worker.engine.load import LoadedPair
+from mlx_worker.engine.round import Chosen, Cursor
+from mlx_worker.engine.sample import Sampler
+from mlx_worker.engine.text import StopCutter, TextStream
+from mlx_worker.errors import ContextTooLong, InvalidParameter
+from mlx_worker.records import (
+    MAX_DEPTH,
+    Done,
+    Event,
+    FinishReason,
+    GenerationRequest,
+    Pacer,
+    Plan,
+    Progress,
+    Round,
+    Text,
+    Timing,
+    TokenLogprob,
+    Usage,
+)
+
+PREFILL_CHUNK_TOKENS = 512
+DEFAULT_DEPTH = 3  # drafted ids a round when drafting is asked for without a depth
+CLEAR_TOKENS = 256  # MLX keeps freed buffers of every length seen; let go of them this often
+
+
+class Session:
+    """Everything one reply needs, from its first prompt id to its Done."""
+
+    def __init__(
+        self,
+        pair: LoadedPair,
+        request: GenerationRequest,
+        pacer: Pacer | None = None,
+        *,
+        chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+    ) -> None:
+        check(pair, request)
+        self._pair = pair
+        self._target = pair.target
+        self._request = request
+        self._pacer = pacer if request.speculation == "auto" else None
+        self._chunk_tokens = chunk_tokens
+        self.timelines = Timelines(pair.target.model)
+        sampling, prompt = request.sampling, request.prompt_ids
+        vocab_size = pair.target.vocab_size
+        self._sampler = Sampler(sampling, vocab_size, prompt, choice=request.choice)
+        may_draft = request.speculation == "on" or self._pacer is not None
+        self.drafter = pair.drafter(self.timelines, self._sampler) if may_draft else None
+        self._stream = TextStream(pair.tokenizer)
+        self._cutter = StopCutter(request.stop)
+        self._finish: FinishReason | None = None
+        self._n_ids = self._n_cleared = 0
+        self._n_rounds = self._n_passes = self._n_drafted = self._n_accepted = 0
+        self._started = self._last_read = perf_counter()
+        self._first_id = self._last_id = self._started
+
+    def events(self) -> Iterator[Event]:
+        """Progress while prefilling, Text as ids come, one Done. Closing it cancels."""
+        pending = yield from self._prefill()
+        if self.drafter is not None:
+            self.drafter.begin(self._request.prompt_ids)
+        chosen = pending.read()
+        self._first_id = self._last_read = perf_counter()
+        self._n_passes += 1
+        kept = self._keep(chosen)
+        cursor = self._after_segment(kept, kept.ids, 0)
+        yield self._text(kept)
+        while self._finish is None:
+            plan = self._plan()
+            run = self._rounds if plan.depth > 0 else self._plain
+            cursor = yield from run(cursor, plan)
+        yield self._done()
+
+    def _prefill(self) -> Iterator[Event]:
+        """Cache the prompt in chunks; returns the queued pass that chooses the first id."""
+        prompt = list(self._request.prompt_ids)
+        n_last = self._chunk_tokens if self._target.is_separable else 1
+        done = 0
+        while len(prompt) - done > n_last:
+            chunk = prompt[done : min(done + self._chunk_tokens, len(prompt) - 1)]
+            self._target.hidden(mx.array([chunk]), self.timelines.layers)
+            self.timelines.evaluate()
+            self.timelines.commit(chunk)
+            mx.clear_cache()
+            done += len(chunk)
+            yield Progress(done, len(prompt))
+        last = prompt[done:]
+        pending = rounds.first_step(
+            self._target, self.timelines, self._sampler, mx.array(last), self._sampler.start
+        )
+        self.timelines.commit(last)
+        yield Progress(len(prompt), len(prompt))
+        return pending
+
+    def _plan(self) -> Plan:
+        remaining = self._request.max_tokens - self._n_ids
+        if self.drafter is None:
+            return Plan(0, remaining)
+        if self._pacer is not None:
+            return self._pacer.plan()
+        depth = DEFAULT_DEPTH if self._request.depth is None else self._request.depth
+        return Plan(depth, remaining)
+
+    def _plain(self, cursor: Cursor, plan: Plan) -> Iterator[Event]:
+        """A pipelined plain segment of up to plan.tokens ids; returns the cursor after it."""
+        n_steps = min(plan.tokens, self._request.max_tokens - self._n_ids)
+        steps = rounds.plain_steps(self._target, self.timelines, self._sampler, cursor, n_steps)
+        bonus, kept, ids = cursor.bonus, None, []
+        for chosen in steps:
+            n_context = len(self.timelines.committed)
+            self._observe(0, chosen, n_context)
+            self.timelines.commit([bonus])
+            kept = self._keep(chosen)
+            bonus = kept.ids[-1]
+            ids.append(bonus)
+            yield self._text(kept)
+            if self._finish is not None:
+                break
+        steps.close()  # what it queued ahead is rewound below
+        assert kept is not None
+        return self._after_segment(kept, ids, 0)
+
+    def _rounds(self, cursor: Cursor, plan: Plan) -> Iterator[Event]:
+        """Draft-and-verify rounds for up to plan.tokens ids; returns the cursor after them.
+
+        The next round is queued before the text of this one is handed over, so that the device
+        works while the host and the client do.
+        """
+        until = self._n_ids + min(plan.tokens, self._request.max_tokens - self._n_ids)
+        pending = self._launch(cursor, plan.depth)
+        while True:
+            n_context = len(self.timelines.committed)
+            chosen = pending.read()
+            self._observe(plan.depth, chosen, n_context)
+            kept = self._keep(chosen)
+            self.timelines.commit([cursor.bonus, *kept.ids[:-1]])
+            cursor = self._after_segment(kept, kept.ids, min(len(chosen.ids), len(kept.ids)) - 1)
+            is_over = self._finish is not None or self._n_ids >= until
+            if not is_over:
+                pending = self._launch(cursor, plan.depth)
+            yield self._text(kept)
+            if is_over:
+                return cursor
+
+    def _launch(self, cursor: Cursor, depth: int) -> rounds.Pending:
+        """A round never drafts past the last id that may be kept."""
+        n_useful = min(depth, self._request.max_tokens - self._n_ids - 1)
+        return rounds.launch(
+            self._target,
+            self.drafter,
+            self.timelines,
+            self._sampler,
+            cursor,
+            n_useful,
+            self._request.acceptance,
+        )
+
+    def _after_segment(self, kept: Chosen, ids: Sequence[int], n_accepted: int) -> Cursor:
+        """Rewind the caches to the ledger and tell the drafter what was chosen."""
+        self.timelines.settle()
+        if self.drafter is not None:
+            self.drafter.commit(ids, n_accepted)
+        return kept.cursor(self._sampler)
+
+    def _keep(self, chosen: Chosen) -> Chosen:
+        """Cut a round's ids at EOS, stop string or max_tokens, and take their text."""
+        self._piece = ""
+        for n, id in enumerate(chosen.ids, start=1):
+            self._n_ids += 1
+            if id in self._pair.eos_ids and not self._request.ignore_eos:
+                self._finish = "stop"
+            else:
+                self._piece += self._cutter.push(self._stream.push(id))
+                if self._cutter.hit:
+                    self._finish = "stop"
+                elif self._n_ids >= self._request.max_tokens:
+                    self._finish = "length"
+            if self._finish is not None:
+                self._piece += self._cutter.push(self._stream.finish()) + self._cutter.finish()
+                return chosen.first(n)
+        return chosen
+
+    def _text(self, kept: Chosen) -> Text:
+        logprobs: tuple[TokenLogprob, ...] | None = None
+        if kept.logprobs is not None:
+            logprobs = tuple(kept.logprobs[: len(kept.ids)])
+        return Text(tuple(kept.ids), self._piece, logprobs)
+
+    def _observe(self, depth: int, chosen: Chosen, n_context: int) -> None:
+        """Count and time what was just read; the pacer hears of it where it is in charge."""
+        now = perf_counter()
+        n_accepted = len(chosen.ids) - 1
+        self._n_passes += 1
+        self._n_rounds += depth > 0
+        self._n_drafted += chosen.n_drafted
+        self._n_accepted += n_accepted
+        if self._n_ids - self._n_cleared >= CLEAR_TOKENS:
+            self._n_cleared = self._n_ids
+            mx.clear_cache()
+        if self._pacer is not None:
+            round_ms = (now - self._last_read) * 1000
+            self._pacer.observe(Round(depth, chosen.n_drafted, n_accepted, round_ms, n_context))
+        self._last_read = self._last_id = now
+
+    def _done(self) -> Done:
+        assert self._finish is not None
+        now = perf_counter()
+        timing = Timing(
+            latency_ms=(now - self._started) * 1000,
+            ttft_ms=(self._first_id - self._started) * 1000,
+            decode_ms=max(0.0, self._last_id - self._first_id) * 1000,
+            completion_tokens=self._n_ids,
+            rounds=self._n_rounds,
+            target_passes=self._n_passes,
+            drafted=self._n_drafted,
+            accepted=self._n_accepted,
+        )
+        return Done(self._finish, Usage(len(self._request.prompt_ids), self._n_ids), timing)
+
+
+def generate_events(
+    pair: LoadedPair, request: GenerationRequest, pacer: Pacer | None = None
+) -> Iterator[Event]:
+    """Write one reply. Raises RequestError before the first event, GenerationFailed during it."""
+    return Session(pair, request, pacer).events()
+
+
+def check(pair: LoadedPair, request: GenerationRequest) -> None:
+    """Raises RequestError for what this model can't be asked."""
+    n_prompt, limit = len(request.prompt_ids), pair.target.context_limit
+    vocab_size = pair.target.vocab_size
+    if n_prompt == 0:
+        raise InvalidParameter("prompt", [], "at least one id long")
+    if request.max_tokens < 1:
+        raise InvalidParameter("max_tokens", request.max_tokens, "at least 1")
+    if n_prompt + request.max_tokens > limit:
+        raise ContextTooLong(tokens=n_prompt, limit=limit - request.max_tokens)
+    if request.depth is not None and not 0 <= request.depth <= MAX_DEPTH:
+        raise InvalidParameter("depth", request.depth, f"between 0 and {MAX_DEPTH}")
+    odd = next((id for id in request.prompt_ids if not 0 <= id < vocab_size), None)
+    if odd is not None:
+        raise InvalidParameter("prompt id", odd, f"between 0 and {vocab_size - 1}")

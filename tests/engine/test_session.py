@@ -1,0 +1,344 @@
+"""A reply is the target's own, whatever drafts for it, and it ends exactly where it should."""
+
+import random
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
+from mlx_worker.records import Progress, Sampling, Text
+from tests.tiny import EOS, VOCAB, WINDOW, Guess, Script, Written, tiny_pair, write
+
+PROMPT = [2, *range(40, 51)]
+LONG = 5 * WINDOW
+
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8, seed=7),
+    "hot": Sampling(temperature=1.3, top_p=0.9, seed=-3),
+    "family": Sampling(temperature=1.0, top_k=64, top_p=0.95, seed=2**63 + 5),
+    "min_p": Sampling(temperature=1.0, min_p=0.05, seed=1),
+    "penalised": Sampling(
+        temperature=0.7,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.4,
+        seed=11,
+    ),
+    "penalised greedy": Sampling(repetition_penalty=1.5, frequency_penalty=0.9),
+    "biased": Sampling(
+        logit_bias={44: 3.0, 60: -4.0}, suppress_ids=(45, 46), temperature=0.9, seed=5
+    ),
+}
+DRAFTS = ["lookup", "assistant", "centroids", "same_weights", "other_seed"]
+
+
+@cache
+def plain_reply(shape: str, sampling: str) -> Written:
+    """What plain decoding writes: the yardstick."""
+    return write(tiny_pair(shape), PROMPT, LONG, sampling=SAMPLINGS[sampling], ignore_eos=True)
+
+
+def drafted_reply(shape: str, draft: str, sampling: str, depth: int) -> Written:
+    return write(
+        tiny_pair(shape, draft),
+        PROMPT,
+        LONG,
+        sampling=SAMPLINGS[sampling],
+        ignore_eos=True,
+        speculation="on",
+        depth=depth,
+    )
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("shape", ["shared", "own"])
+def test_the_reply_does_not_depend_on_the_drafter(shape: str, draft: str, sampling: str):
+    """Speculation may change speed, never tokens: across the window, under any sampling."""
+    plain = plain_reply(shape, sampling)
+    drafted = drafted_reply(shape, draft, sampling, 4)
+    assert (drafted.ids, drafted.text) == (plain.ids, plain.text)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("depth", range(9))
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("shape", ["shared", "own", "llama"])
+def test_the_reply_does_not_depend_on_drafter_and_depth(
+    shape: str, draft: str, sampling: str, depth: int
+):
+    """The whole table: every drafter at every depth."""
+    if shape == "llama" and draft in ("assistant", "centroids"):
+        pytest.skip("an assistant belongs to Gemma 4 alone")
+    plain = plain_reply(shape, sampling)
+    drafted = drafted_reply(shape, draft, sampling, depth)
+    assert (drafted.ids, drafted.text) == (plain.ids, plain.text)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("depth", range(9))
+@pytest.mark.parametrize("shape", ["shared", "own", "llama"])
+def test_partial_acceptance_leaves_the_reply_alone(shape: str, depth: int, sampling: str):
+    """Drafts right about two times in three, so that rounds end at every possible length."""
+    plain = plain_reply(shape, sampling)
+    chance = random.Random(depth)
+    drafted = write(
+        tiny_pair(shape),
+        PROMPT,
+        LONG,
+        drafter=Guess(plain.ids, lambda i: chance.random() < 0.67),
+        sampling=SAMPLINGS[sampling],
+        ignore_eos=True,
+        speculation="on",
+        depth=depth,
+    )
+    assert drafted.ids == plain.ids
+    if depth:
+        assert 0 < drafted.done.timing.accepted < drafted.done.timing.drafted
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("shape", ["shared", "own"])
+def test_switching_between_plain_and_drafting_leaves_the_reply_alone(shape: str, seed: int):
+    """Forced exits at any moment, zero-depth segments right after a partial acceptance included."""
+    chosen = Sampling(temperature=0.9, repetition_penalty=1.1, seed=seed)
+    plain = write(tiny_pair(shape), PROMPT, 2 * LONG, sampling=chosen, ignore_eos=True)
+    chance = random.Random(seed)
+    plans = [(chance.choice([0, 0, 1, 2, 5, 8]), chance.randint(1, 9)) for _ in range(60)]
+    switched = write(
+        tiny_pair(shape, "lookup"),
+        PROMPT,
+        2 * LONG,
+        pacer=Script(plans),
+        drafter=Guess(plain.ids, lambda i: chance.random() < 0.6),
+        sampling=chosen,
+        ignore_eos=True,
+    )
+    assert switched.ids == plain.ids
+
+
+@pytest.mark.parametrize("draft", ["same_weights", "other_seed", "lookup"])
+def test_a_drafter_catches_up_after_plain_segments(draft: str):
+    """Plain segments between rounds neither lose nor double an id in the drafter's own context."""
+    chosen = Sampling(temperature=0.8, seed=4)
+    plain = write(tiny_pair("own"), PROMPT, LONG, sampling=chosen, ignore_eos=True)
+    mixed = write(
+        tiny_pair("own", draft),
+        PROMPT,
+        LONG,
+        pacer=Script([(3, 4), (0, 5)] * 20),
+        sampling=chosen,
+        ignore_eos=True,
+    )
+    assert mixed.ids == plain.ids
+    if draft == "same_weights":
+        assert mixed.done.timing.acceptance == 1.0
+
+
+def test_a_draft_with_the_targets_own_weights_is_always_accepted():
+    """Draft and target meet the same noise at the same position."""
+    drafted = write(
+        tiny_pair("own", "same_weights"),
+        PROMPT,
+        LONG,
+        sampling=SAMPLINGS["family"],
+        ignore_eos=True,
+        speculation="on",
+        depth=4,
+    )
+    assert drafted.done.timing.acceptance == 1.0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize("right", [True, False])
+def test_max_tokens_is_exact(max_tokens: int, right: bool):
+    """A round that could overshoot the cap never does: 1, 2, k, k + 1 and on."""
+    plain = write(tiny_pair("own"), PROMPT, max_tokens, ignore_eos=True)
+    drafted = write(
+        tiny_pair("own"),
+        PROMPT,
+        max_tokens,
+        drafter=Guess(plain.ids, lambda i: right),
+        ignore_eos=True,
+        speculation="on",
+        depth=4,
+    )
+    assert drafted.ids == plain.ids
+    assert len(drafted.ids) == max_tokens == drafted.done.usage.completion_tokens
+    assert drafted.done.finish_reason == "length"
+
+
+@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("depth", [0, 4])
+def test_eos_inside_a_round_ends_the_reply_there(place: int, depth: int):
+    """Accepted drafts behind an EOS are neither sent nor counted, nor left in the caches."""
+    free = write(tiny_pair("own"), PROMPT, 16, ignore_eos=True)
+    eos = free.ids[place]
+    first = free.ids.index(eos)
+    ended = write(
+        tiny_pair("own", eos_ids=frozenset({eos})),
+        PROMPT,
+        16,
+        drafter=Guess(free.ids, lambda i: True),
+        speculation="on",
+        depth=depth,
+    )
+    assert ended.ids == free.ids[: first + 1]
+    assert ended.done.finish_reason == "stop"
+    assert ended.done.usage.completion_tokens == first + 1
+    assert ended.session.timelines.n_pending == 0
+    assert ended.session.timelines.committed == PROMPT + free.ids[:first]
+
+
+def test_eos_at_the_cap_is_a_stop():
+    """A cap reached by the EOS itself does not hide the stop."""
+    free = write(tiny_pair("own"), PROMPT, 16, ignore_eos=True)
+    n = free.ids.index(free.ids[6]) + 1
+    ended = write(tiny_pair("own", eos_ids=frozenset({free.ids[6]})), PROMPT, n)
+    assert ended.done.finish_reason == "stop"
+
+
+def test_eos_text_is_not_part_of_the_reply():
+    """The id that ends a reply is counted, its text is not shown."""
+    free = write(tiny_pair("own"), PROMPT, 16, ignore_eos=True)
+    ended = write(tiny_pair("own", eos_ids=frozenset({free.ids[9]})), PROMPT, 16)
+    assert free.text.startswith(ended.text)
+    assert len(ended.text.encode()) < len(free.text.encode())
+
+
+@pytest.mark.parametrize("draft", [None, "other_seed"])
+@pytest.mark.parametrize("ending", ["length", "eos", "stop", "closed"])
+def test_the_ledger_is_what_is_cached_after_every_ending(draft: str | None, ending: str):
+    """Prompt and reply without the last chosen id, and nothing queued: what the next turn needs."""
+    free = write(tiny_pair("own"), PROMPT, 24, ignore_eos=True)
+    eos = frozenset({free.ids[11]}) if ending == "eos" else frozenset({EOS})
+    stop = (free.text[14:17],) if ending == "stop" else ()
+    written = write(
+        tiny_pair("own", draft, eos_ids=eos), PROMPT, 24, stop=stop, speculation="on", depth=3
+    )
+    timelines = written.session.timelines
+    assert timelines.n_pending == 0
+    assert timelines.committed == PROMPT + written.ids[:-1]
+    assert {layer.offset for layer in timelines.layers} == {len(timelines.committed)}
+
+
+def test_rounds_emit_what_they_kept_at_once():
+    """A fully accepted round of depth 4 arrives as one piece of five ids."""
+    plain = write(tiny_pair("own"), PROMPT, 16, ignore_eos=True)
+    drafted = write(
+        tiny_pair("own"),
+        PROMPT,
+        16,
+        drafter=Guess(plain.ids, lambda i: True),
+        ignore_eos=True,
+        speculation="on",
+        depth=4,
+    )
+    sizes = [len(event.ids) for event in drafted.events if isinstance(event, Text)]
+    assert sizes == [1, 5, 5, 5]
+    assert drafted.done.timing.target_passes == 4
+    assert drafted.done.timing.tokens_per_round == 5.0
+
+
+@pytest.mark.parametrize("draft", [None, "other_seed", "lookup"])
+def test_logprobs_do_not_depend_on_the_draft(draft: str | None):
+    """The raw distribution's figures, equal to 1e-4 with and without a draft."""
+    chosen = Sampling(temperature=0.8, seed=3, logprobs=2, repetition_penalty=1.2)
+    plain = write(tiny_pair("own"), PROMPT, 24, sampling=chosen, ignore_eos=True)
+    drafted = write(
+        tiny_pair("own", draft),
+        PROMPT,
+        24,
+        sampling=chosen,
+        ignore_eos=True,
+        speculation="on",
+        depth=4,
+    )
+    assert [entry.id for entry in drafted.logprobs] == drafted.ids == plain.ids
+    for ours, theirs in zip(drafted.logprobs, plain.logprobs, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert [p for _, p in ours.top] == pytest.approx([p for _, p in theirs.top], abs=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, WINDOW - 1, WINDOW + 1, 512])
+def test_the_reply_does_not_depend_on_the_prefill_chunk(chunk: int):
+    """Prompts of several windows, prefilled in any pieces."""
+    prompt = [2] + [3 + (7 * i) % 200 for i in range(4 * WINDOW)]
+    whole = write(tiny_pair("shared"), prompt, 16, ignore_eos=True)
+    pieces = write(
+        tiny_pair("shared", "assistant"),
+        prompt,
+        16,
+        chunk_tokens=chunk,
+        ignore_eos=True,
+        speculation="on",
+        depth=3,
+    )
+    assert pieces.ids == whole.ids
+
+
+def test_prefill_reports_progress_chunk_by_chunk():
+    """A client that leaves during a long prompt is noticed between chunks."""
+    written = write(tiny_pair("own"), [2] * 30, 2, chunk_tokens=8, ignore_eos=True)
+    done = [e.prompt_tokens_done for e in written.events if isinstance(e, Progress)]
+    assert done[-1] == 30
+    assert all(0 < b - a <= 8 for a, b in pairwise([0, *done]))
+
+
+def test_speculation_off_never_drafts():
+    """`off` is the plain path even where a draft is loaded."""
+    written = write(tiny_pair("own", "same_weights"), PROMPT, 12, speculation="off", depth=4)
+    assert written.done.timing.drafted == 0
+
+
+def test_the_pacer_hears_every_round_and_only_under_auto():
+    """Rounds under `on` are not the pacer's business; under `auto` each one is reported."""
+    pacer = Script([(2, 6), (0, 4)])
+    write(tiny_pair("own", "same_weights"), PROMPT, 13, pacer=pacer, ignore_eos=True)
+    assert [heard.depth for heard in pacer.heard] == [2, 2] + [0] * 6
+    assert [heard.accepted for heard in pacer.heard] == [2, 2] + [0] * 6
+    assert [heard.context_tokens for heard in pacer.heard][:4] == [12, 15, 18, 19]
+    silent = Script([(2, 6)])
+    write(tiny_pair("own", "same_weights"), PROMPT, 13, pacer=silent, speculation="on")
+    assert silent.heard == []
+
+
+@pytest.mark.parametrize("draft", [None, "lookup", "same_weights"])
+def test_a_reply_whose_every_id_is_masked_fails_alone(draft: str | None):
+    """The request gets a clear error, and the next one is served as ever."""
+    everything = Sampling(suppress_ids=tuple(range(VOCAB)))
+    pair = tiny_pair("own", draft)
+    with pytest.raises(GenerationFailed, match="no usable distribution"):
+        write(pair, PROMPT, 8, sampling=everything, speculation="on", depth=3)
+    assert len(write(pair, PROMPT, 8, ignore_eos=True).ids) == 8
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "error"),
+    [
+        ([], 4, InvalidParameter),
+        ([VOCAB], 4, InvalidParameter),
+        ([-1], 4, InvalidParameter),
+        ([5], 0, InvalidParameter),
+        ([5] * 4000, 200, ContextTooLong),
+    ],
+)
+def test_what_the_model_cannot_be_asked_is_refused_before_any_work(
+    prompt: list[int], max_tokens: int, error: type[Exception]
+):
+    """The message names the value and the limit."""
+    with pytest.raises(error):
+        write(tiny_pair("own"), prompt, max_tokens)
+
+
+def test_choices_of_one_call_differ():
+    """Reply i of n uses noise index i, so that n replies to one seed are n replies."""
+    chosen = Sampling(temperature=1.0, seed=9)
+    replies = {
+        tuple(write(tiny_pair("own"), PROMPT, 12, sampling=chosen, choice=i).ids) for i in range(3)
+    }
+    assert len(replies) == 3
