@@ -1,0 +1,333 @@
+"""The mlx-worker command: flags in, exit codes out.
+
+Owns the commands, their flags and how an error reads. Leaves the work to bench and pair, imported
+only by the command that needs them, so that `--help` and `config` never load MLX. Standard output
+carries data, standard error the talk. Main thread.
+
+Exit codes: 2 for what the caller must change (flags, configuration, model), 130 for Ctrl-C, 1 for
+a failure on the way.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from mlx_worker.errors import ConfigError, InvalidParameter, ModelError, WorkerError, shown
+
+INTERRUPTED = 130
+DEMO = "demo"
+
+app = typer.Typer(
+    name="mlx-worker",
+    help="Text generation on a Mac, faster by speculative decoding where that pays.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+config_app = typer.Typer(
+    help="Print the folder of config.yaml, or the settings in force.", rich_markup_mode=None
+)
+app.add_typer(config_app, name="config")
+
+ModelArgument = Annotated[
+    str | None, typer.Argument(help="Folder or id.", show_default="config, else the demo pair")
+]
+ModelFlag = Annotated[
+    str | None, typer.Option(help="Folder or id.", show_default="config, else the demo pair")
+]
+DraftFlag = Annotated[
+    str | None,
+    typer.Option(help="auto, none, lookup, or a folder or id.", show_default="config, else auto"),
+]
+Number = float | None
+
+
+def main() -> None:
+    """Run the command line; a WorkerError becomes one line and an exit code."""
+    try:
+        app(prog_name="mlx-worker")
+    except WorkerError as error:
+        talk(f"mlx-worker: {error}")
+        is_callers = isinstance(error, ConfigError | ModelError | InvalidParameter)
+        sys.exit(2 if is_callers else 1)
+    except KeyboardInterrupt:
+        talk("mlx-worker: interrupted")
+        sys.exit(INTERRUPTED)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # how typer ends on Ctrl-C, without a word
+            talk("mlx-worker: interrupted")
+        raise
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        import mlx_worker
+
+        print(mlx_worker.__version__)
+        raise typer.Exit()
+
+
+# --- bench ------------------------------------------------------------------------------------
+
+
+@app.command()
+def bench(
+    model: ModelArgument = None,
+    draft: DraftFlag = None,
+    modes: Annotated[
+        str | None,
+        typer.Option(help="Of off,assistant,model,lookup.", show_default="off and the draft's"),
+    ] = None,
+    depths: Annotated[str, typer.Option(help="Drafted ids a round, up to 8.")] = "0,1,2,3,4",
+    workloads: Annotated[
+        str | None,
+        typer.Option(help="Of chat,code,json,edit,count,story, or the file's.", show_default="all"),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help='Lines of {"workload", "messages"} to serve instead.')
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Requests per workload.", min=1)] = 3,
+    max_tokens: Annotated[int, typer.Option(help="Longest reply.", min=1)] = 96,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
+    acceptance: Annotated[
+        Literal["coupled", "standard"], typer.Option(help="Which rule keeps a draft.")
+    ] = "coupled",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the JSON here.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the speed-ups here.")
+    ] = None,
+) -> None:
+    """Serve a batch of requests with and without a draft, and report the change.
+
+    Every request runs in every mode and depth, interleaved. The last line of the output is one
+    JSON object.
+    """
+    check_writable("--json", json_file)
+    check_writable("--plot", plot_file)
+    wanted_modes, wanted_depths = words(modes), depth_numbers(depths)
+
+    from mlx_worker.bench import facts as facts_of, plot, report, run, workloads as data
+
+    run.check_modes(wanted_modes)
+    run.check_depths(wanted_depths)
+    chosen = data.pick(data.read(prompts) if prompts else data.BUILT_IN, words(workloads), requests)
+    if plot_file:
+        plot.check(plot_file)
+    settings = load_config()
+    loaded = run.load_pair(
+        model or configured_model(settings.model.id),
+        draft or settings.model.draft,
+        position=settings.speculation.assistant_position,
+    )
+    limits = run.Limits(max_tokens, temperature, acceptance)
+    batch = run.prepare(loaded, chosen, wanted_modes, wanted_depths, limits)
+    talk(f"{len(batch.requests)} requests, each decoded in {len(batch.arms)} ways, one at a time")
+    if data.repeats(chosen):
+        talk("some prompts are served more than once; each counts once in the intervals")
+    out = report.console()
+    facts = facts_of.gather(batch.pairs)
+    report.print_facts(out, batch, facts)
+    if facts.machine.is_busy:
+        talk("other programs keep this machine busy, so single figures below are noisy")
+    with report.progress(batch.n_replies) as on_reply:
+        served = run.serve(batch, on_reply)
+    result = run.conclude(batch, served)
+    report.print_result(out, batch, result)
+    if plot_file:
+        plot.draw(result.rows, f"{loaded.name} on {facts.machine.chip}", plot_file)
+    line = json.dumps(report.as_json(batch, facts, result), ensure_ascii=False, allow_nan=False)
+    if json_file:
+        json_file.write_text(line + "\n", encoding="utf-8")
+    print(line, flush=True)
+
+
+# --- generate ---------------------------------------------------------------------------------
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to answer; - reads standard input.")],
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    speculation: Annotated[
+        Literal["auto", "on", "off"] | None, typer.Option(help="Use of the draft.")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(help="Drafted ids a round, with --speculation on.", min=0, max=8)
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest reply.", min=1)] = None,
+    temperature: Annotated[Number, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[Number, typer.Option(help="Keep the likeliest ids up to this sum.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest ids; 0: all.")] = None,
+    min_p: Annotated[Number, typer.Option(help="Drop ids below this share of the top.")] = None,
+    repetition_penalty: Annotated[Number, typer.Option(help="1 is none.")] = None,
+    presence_penalty: Annotated[Number, typer.Option(help="0 is none.")] = None,
+    frequency_penalty: Annotated[Number, typer.Option(help="0 is none.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; may be repeated.")
+    ] = None,
+    thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think.")] = False,
+) -> None:
+    """Answer one prompt: the reply on standard output, figures on standard error.
+
+    What isn't given is the model's own generation_config.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise ConfigError("PROMPT: is empty")
+    settings = load_config()
+    mode = speculation or settings.speculation.mode
+    depth = settings.speculation.depth if depth is None else depth
+    name = model or configured_model(settings.model.id)
+
+    from mlx_worker.pair import load
+
+    position = settings.speculation.assistant_position
+    with load(name, draft=draft or settings.model.draft, position=position) as pair:
+        events = pair.generate(
+            [{"role": "user", "content": text}],
+            max_tokens=max_tokens or settings.generation.max_tokens,
+            speculation=mode,
+            depth=depth,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+            stop=stop,
+            acceptance=settings.speculation.acceptance,
+            enable_thinking=thinking,
+        )
+        timing = write_reply(events)
+        status = pair.status()
+    talk(figures(timing, depth))
+    talk(explanation(mode, timing.rounds > 0, status))
+
+
+def write_reply(events: Iterator[Any]) -> Any:
+    """Stream the text to standard output; returns the Timing that ends it."""
+    from mlx_worker.records import Done, Text
+
+    timing = None
+    for event in events:
+        if isinstance(event, Text):
+            print(event.text, end="", flush=True)
+        elif isinstance(event, Done):
+            timing = event.timing
+    print(flush=True)
+    return timing
+
+
+def figures(timing: Any, depth: int | None) -> str:
+    """`41 tokens · 62.1 tok/s · first after 120 ms · 0.78 s in all · depth 2 · accept 0.71`."""
+    parts = [f"{timing.completion_tokens} tokens"]
+    if timing.tokens_per_s is not None:
+        parts.append(f"{timing.tokens_per_s:.1f} tok/s")
+    parts += [f"first after {timing.ttft_ms:.0f} ms", f"{timing.latency_ms / 1000:.2f} s in all"]
+    if timing.rounds and depth is not None:
+        parts.append(f"depth {depth}")
+    if timing.acceptance is not None:
+        parts.append(f"accept {timing.acceptance:.2f}")
+    if timing.tokens_per_round is not None:
+        parts.append(f"{timing.tokens_per_round:.1f} tok/round")
+    return " · ".join(parts)
+
+
+def explanation(mode: str, has_drafted: bool, status: dict[str, Any]) -> str:
+    """Why this reply was decoded as it was."""
+    if has_drafted:
+        return f"drafted by {status['draft']} ({status['draft_kind']})"
+    if status["draft_kind"] is None:
+        return f"plain: {status['draft_problem'] or 'this model has no draft'}"
+    if mode == "off":
+        return "plain: speculation is off"
+    if mode == "on":
+        return "plain: at depth 0, or the reply was too short, there is nothing to draft"
+    return (
+        "plain: whether the draft pays is not measured yet on this machine; "
+        "compare with `mlx-worker bench`, or draft with --speculation on"
+    )
+
+
+# --- config -----------------------------------------------------------------------------------
+
+
+@config_app.callback(invoke_without_command=True)
+def config_folder(context: typer.Context) -> None:
+    """Print the folder of config.yaml, or the settings in force."""
+    if context.invoked_subcommand is None:
+        from mlx_worker.config import home
+
+        print(home())
+
+
+@config_app.command("show")
+def config_show() -> None:
+    """Print every setting in force: defaults, then config.yaml, then MLX_WORKER_*."""
+    import yaml
+
+    print(yaml.safe_dump(load_config().model_dump(), sort_keys=False), end="")
+
+
+# --- shared -----------------------------------------------------------------------------------
+
+
+def talk(line: str) -> None:
+    """One line on standard error, whatever line breaks it came with."""
+    print(" ".join(line.split()), file=sys.stderr, flush=True)
+
+
+def load_config() -> Any:
+    from mlx_worker.config import load
+
+    return load()
+
+
+def configured_model(configured: str | None) -> str:
+    """The configured model, else the demo pair, which is said."""
+    if configured is None:
+        talk("no model configured: using the embedded demo pair, a toy that shows how things work")
+    return configured or DEMO
+
+
+def words(text: str | None) -> list[str] | None:
+    """`a, b` → [a, b]; None stays None."""
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def depth_numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in words(text) or []]
+    except ValueError:
+        raise ConfigError(
+            f"--depths: {shown(text)}, must be whole numbers", hint="--depths 0,1,2,3,4"
+        ) from None
+
+
+def check_writable(flag: str, file: Path | None) -> None:
+    """Fail before the minutes of measuring, not after them."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise ConfigError(f"{flag}: {file} is a folder")
+    if not file.absolute().parent.is_dir():
+        raise ConfigError(f"{flag}: no folder {file.absolute().parent}")
+
+
+if __name__ == "__main__":
+    main()

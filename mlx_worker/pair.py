@@ -1,0 +1,227 @@
+"""The Python door: `from mlx_worker import load`.
+
+Owns the handful of calls that a script or a notebook makes. Everything runs on an engine thread of
+its own; ids, text and numpy arrays come back, never MLX arrays.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from mlx_worker.engine import probe
+from mlx_worker.engine.draft import Position
+from mlx_worker.engine.load import LoadedPair, load_pair
+from mlx_worker.engine.session import generate_events
+from mlx_worker.engine.thread import EngineThread
+from mlx_worker.errors import InvalidParameter, RequestError
+from mlx_worker.records import (
+    Acceptance,
+    Done,
+    Event,
+    GenerationRequest,
+    Sampling,
+    Speculation,
+    Text,
+)
+
+DEFAULT_MAX_TOKENS = 512
+
+
+def load(
+    model: str = "demo", draft: str | None = "auto", *, position: Position = "last_cached"
+) -> "Pair":
+    """Load a model and its draft.
+
+    model     a folder in Hugging Face format, a hub id, or "demo" for the pair in the package
+    draft     auto: the matching one where there is one; None or "none"; "lookup"; a folder or id
+    position  where an assistant's query stands: last_cached, or newest as transformers does
+
+    Raises ModelError; its subclass and message say what is wrong, where, and what to do.
+    Next: `close` the pair to free its memory, or use it as a context manager.
+    """
+    engine = EngineThread()
+    try:
+        return Pair(engine, _Holder(engine, str(model), draft, position))
+    except BaseException:
+        engine.close()
+        raise
+
+
+class _Holder:
+    """Keeps the loaded pair reachable from the engine thread alone."""
+
+    def __init__(
+        self, engine: EngineThread, model: str, draft: str | None, position: Position
+    ) -> None:
+        self.pair: LoadedPair | None = None
+
+        def job() -> None:
+            self.pair = load_pair(model, draft, position=position)
+
+        engine.call(job)
+
+    def get(self) -> LoadedPair:
+        if self.pair is None:
+            raise RequestError("this pair is closed", hint="load it again")
+        return self.pair
+
+
+class Pair:
+    """A loaded target with its draft. Safe to use from any thread; one reply at a time."""
+
+    def __init__(self, engine: EngineThread, holder: _Holder) -> None:
+        self._engine = engine
+        self._holder = holder
+        self._last: Done | None = None
+
+    def __enter__(self) -> "Pair":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the memory and end the engine thread. Safe to call twice."""
+        self._holder.pair = None
+        self._engine.close()
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """One full pass without a cache. ids: L of them → (L, vocab_size) float32."""
+        return self._engine.call(lambda: probe.logits(self._holder.get(), ids))
+
+    def propose(
+        self, ids: Sequence[int], depth: int, position: Position | None = None
+    ) -> list[int]:
+        """The draft's greedy chain after `ids` and the target's own next id.
+
+        position  where an assistant's query stands; None: as the pair was loaded
+
+        Returns up to `depth` ids; prompt lookup may find fewer.
+        Raises RequestError where there is no draft.
+        """
+        return self._engine.call(lambda: probe.propose(self._holder.get(), ids, depth, position))
+
+    def generate(
+        self,
+        prompt: Sequence[Mapping[str, Any]] | Sequence[int],
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        speculation: Speculation = "auto",
+        depth: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        suppress_tokens: Sequence[int] | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
+        ignore_eos: bool = False,
+        acceptance: Acceptance = "coupled",
+        enable_thinking: bool = False,
+    ) -> Iterator[Text | Done]:
+        """Write a reply: Text pieces, then one Done, which has no text.
+
+        prompt       messages ({"role", "content"}), or token ids, which skip the chat template
+        speculation  on: draft in every round; off: never; auto: plainly, until a measurement says
+                     that drafting is faster here
+        depth        drafted ids a round; None: the default
+        logprobs     None, or how many rivals to report beside each chosen id (0: none)
+
+        Sampling left at None is the model's own generation_config, else greedy.
+        Raises RequestError for a value it can't take, GenerationFailed if the model breaks.
+        Closing the iterator cancels.
+        """
+        given: dict[str, Any] = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "logit_bias": logit_bias,
+            "suppress_ids": None if suppress_tokens is None else tuple(suppress_tokens),
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        given |= {"seed": seed, "logprobs": logprobs}
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+        def make() -> Iterator[Event]:
+            pair = self._holder.get()
+            ids = _prompt_ids(pair, prompt, enable_thinking)
+            sampling = _sampling(pair, given)
+            request = GenerationRequest(
+                prompt_ids=ids,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                stop=stops,
+                ignore_eos=ignore_eos,
+                speculation=speculation,
+                depth=depth,
+                acceptance=acceptance,
+            )
+            return generate_events(pair, request)
+
+        for event in self._engine.stream(make):
+            if isinstance(event, Done):
+                self._last = event
+            if isinstance(event, Text | Done):
+                yield event
+
+    def status(self) -> dict[str, Any]:
+        """What is loaded, and what the last reply measured. Plain values."""
+        facts = self._engine.call(lambda: _facts(self._holder.get()))
+        timing = self._last.timing if self._last else None
+        facts["last_reply"] = timing and {
+            "tokens_per_second": timing.tokens_per_s,
+            "draft_acceptance_rate": timing.acceptance,
+            "tokens_per_round": timing.tokens_per_round,
+            "drafted": timing.drafted,
+            "accepted": timing.accepted,
+        }
+        return facts
+
+
+def _facts(pair: LoadedPair) -> dict[str, Any]:
+    return {
+        "model": pair.name,
+        "model_type": pair.model_type,
+        "path": str(pair.path),
+        "dtype": pair.dtype,
+        "quantization": pair.quantization,
+        "vocab_size": pair.target.vocab_size,
+        "context_limit": pair.target.context_limit,
+        "target_bytes": pair.target_bytes,
+        "kv_bytes_per_token": pair.kv_bytes_per_token,
+        "draft": pair.draft_name,
+        "draft_kind": pair.draft_kind,
+        "draft_bytes": pair.draft_bytes,
+        "draft_problem": pair.draft_problem,
+        "speculation": "Automatic" if pair.draft_kind else None,
+    }
+
+
+def _prompt_ids(
+    pair: LoadedPair, prompt: Sequence[Mapping[str, Any]] | Sequence[int], enable_thinking: bool
+) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        raise InvalidParameter("prompt", prompt, "a list of messages or of token ids")
+    if all(isinstance(item, int) for item in prompt):
+        return tuple(cast(Sequence[int], prompt))
+    if not all(isinstance(item, Mapping) for item in prompt):
+        raise InvalidParameter("prompt", list(prompt), "all messages or all token ids")
+    messages = cast(Sequence[Mapping[str, Any]], prompt)
+    return pair.encode_chat(messages, enable_thinking=enable_thinking)
+
+
+def _sampling(pair: LoadedPair, given: Mapping[str, Any]) -> Sampling:
+    defaults = pair.generation_defaults
+    suppress = (*defaults.suppress_ids, *given.get("suppress_ids", ()))
+    return replace(defaults, **{**given, "suppress_ids": suppress})

@@ -1,0 +1,224 @@
+"""The command as a user meets it: real processes, real output streams."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL_BENCH = (
+    "bench --workloads count,chat --requests 1 --depths 0,2 --max-tokens 16 --temperature 0"
+).split()
+COUNT = "Count from 3 in steps of 4, 10 numbers."
+
+
+def run(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """One mlx-worker command, both streams piped."""
+    return subprocess.run(
+        [sys.executable, "-m", "mlx_worker", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environ},
+    )
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One small bench of the demo pair, with its JSON file and picture."""
+    folder = tmp_path_factory.mktemp("bench")
+    files = ["--json", str(folder / "bench.json")]
+    ran = run(*SMALL_BENCH, *files, MLX_WORKER_HOME=str(folder))
+    return {"ran": ran, "file": folder / "bench.json"}
+
+
+# --- help and errors --------------------------------------------------------------------------
+
+
+def test_help_lists_the_commands_that_exist():
+    """And exits 0, with nothing on standard error."""
+    ran = run("--help")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for command in ("bench", "generate", "config"):
+        assert f"\n  {command} " in ran.stdout
+
+
+@pytest.mark.parametrize("command", ["bench", "generate", "config"])
+def test_every_command_has_help(command: str):
+    """Within 80 columns."""
+    ran = run(command, "--help", COLUMNS="80")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert max(map(len, ran.stdout.splitlines())) <= 80
+
+
+def test_the_version_is_printed():
+    """For bug reports."""
+    import mlx_worker
+
+    assert run("--version").stdout == f"{mlx_worker.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "--requests", "1", "--modes", "fast"], "no mode is called 'fast'"),
+        (["bench", "--depths", "one"], "--depths: 'one', must be whole numbers"),
+        (["bench", "--depths", "9"], "--depths: 9, must be 0 to 8"),
+        (["bench", "--workloads", "chess"], "--workloads: no prompts for 'chess'"),
+        (["bench", "--prompts", "/nowhere.jsonl"], "/nowhere.jsonl: No such file"),
+        (["bench", "--json", "/nowhere/x.json"], "--json: no folder /nowhere"),
+        (["bench", "--plot", "/nowhere/x.png"], "--plot: no folder /nowhere"),
+        (["bench", "/nowhere/model"], "/nowhere/model"),
+        (["generate", "--model", "/nowhere/model", "Hi"], "/nowhere/model"),
+        (["generate", "  "], "PROMPT: is empty"),
+        (["config", "show"], "config.yaml, line 2: unknown key: speculation.dept"),
+    ],
+)
+def test_what_the_caller_must_change_is_one_line_and_exit_2(
+    arguments: list[str], message: str, home: Path
+):
+    """Flags, files, models, configuration: no traceback, nothing on standard output."""
+    if arguments[0] == "config":
+        (home / ".mlx-worker").mkdir()
+        (home / ".mlx-worker" / "config.yaml").write_text("speculation:\n  dept: 3\n")
+    ran = run(*arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    *_, line = ran.stderr.splitlines()
+    assert line.startswith("mlx-worker: ")
+    assert message in line
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("arguments", [["bench", "--nonsense"], ["generate"], ["nonsense"]])
+def test_a_wrong_command_line_is_exit_2_with_the_way_to_help(arguments: list[str]):
+    """From the argument parser itself."""
+    ran = run(*arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "--help" in ran.stderr
+
+
+# --- config -----------------------------------------------------------------------------------
+
+
+def test_config_prints_the_folder(home: Path):
+    """Standard output holds the path alone, so that a script can use it."""
+    assert run("config").stdout == f"{home / '.mlx-worker'}\n"
+
+
+def test_config_show_prints_the_settings_in_force():
+    """The environment is over the file and the defaults."""
+    import yaml
+
+    ran = run("config", "show", MLX_WORKER_SPECULATION__DEPTH="4")
+    assert yaml.safe_load(ran.stdout)["speculation"]["depth"] == 4
+
+
+# --- bench ------------------------------------------------------------------------------------
+
+
+def test_the_last_line_of_bench_is_its_json(bench: dict[str, Any]):
+    """With the promised keys, and the same in the file."""
+    ran = bench["ran"]
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result.keys() >= {"machine", "model", "draft", "modes", "requests", "verdict", "work"}
+    assert json.loads(bench["file"].read_text(encoding="utf-8")) == result
+    arms = [(row["mode"], row["depth"], row["workload"]) for row in result["modes"]]
+    kinds = ("count", "chat", "all")
+    assert arms == [(*arm, kind) for arm in (("off", 0), ("assistant", 2)) for kind in kinds]
+
+
+def test_the_draft_leaves_the_text_alone(bench: dict[str, Any]):
+    """Greedy and coupled: every request reads the same in every arm."""
+    requests = json.loads(bench["ran"].stdout.splitlines()[-1])["requests"]
+    assert [one["same_text"] for one in requests] == [True, True]
+    assert all(one["output_tokens"] <= 16 for one in requests)
+
+
+def test_the_verdict_of_bench_is_never_measuring(bench: dict[str, Any]):
+    """On or Off, the printed one and the one in the JSON alike."""
+    lines = bench["ran"].stdout.splitlines()
+    text = json.loads(lines[-1])["verdict"]["text"]
+    assert text.startswith(("On, +", "Off, "))
+    assert any(line.startswith(f"Verdict   {text} ") for line in lines)
+
+
+def test_a_pipe_gets_no_progress_bar_and_no_colour(bench: dict[str, Any]):
+    """And the talk is on standard error: the demo pair is named there."""
+    ran = bench["ran"]
+    assert "\x1b" not in ran.stdout + ran.stderr
+    assert "\r" not in ran.stdout + ran.stderr
+    assert ran.stderr.splitlines()[0].startswith(
+        "no model configured: using the embedded demo pair"
+    )
+
+
+def test_bench_serves_the_prompts_of_a_file(tmp_path: Path):
+    """Under its own workload names; lookup needs no draft weights."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text(
+        "".join(
+            json.dumps({"workload": "mine", "messages": [{"role": "user", "content": text}]}) + "\n"
+            for text in ("Count from 1 to 9.", "Count from 2 to 8.")
+        )
+    )
+    flags = "--requests 2 --depths 2 --max-tokens 8 --modes off,lookup --temperature 0.7".split()
+    ran = run("bench", "demo", "--prompts", str(file), *flags)
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert {row["workload"] for row in result["modes"]} == {"mine", "all"}
+    assert result["verdict"]["mode"] == "lookup"
+    assert [one["same_text"] for one in result["requests"]] == [True, True]
+
+
+def test_bench_needs_two_requests():
+    """One has no interval; said before anything is measured."""
+    ran = run("bench", "demo", "--workloads", "chat", "--requests", "1")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "1 request in the batch, a verdict needs at least 2" in ran.stderr
+
+
+# --- generate ---------------------------------------------------------------------------------
+
+
+def test_generate_writes_the_reply_alone_to_standard_output():
+    """With and without the draft the same; figures and reasons go to standard error."""
+    flags = "generate --model demo --max-tokens 12 --seed 5".split()
+    on = run(*flags, "--speculation", "on", "--depth", "2", COUNT)
+    off = run(*flags, "--speculation", "off", COUNT)
+    assert (on.returncode, off.returncode) == (0, 0), on.stderr + off.stderr
+    assert on.stdout == off.stdout != "\n"
+    assert " tok/s · " in on.stderr
+    assert " · depth 2 · accept " in on.stderr
+    assert off.stderr.splitlines()[-1] == "plain: speculation is off"
+
+
+def test_auto_says_that_nothing_is_measured_yet():
+    """And how to find out, or to draft anyway; - reads the prompt from standard input."""
+    ran = run("generate", "--max-tokens", "4", "--seed", "1", "-", stdin=COUNT)
+    assert ran.returncode == 0, ran.stderr
+    first, *_, last = ran.stderr.splitlines()
+    assert first.startswith("no model configured: using the embedded demo pair")
+    assert "not measured yet on this machine" in last
+    assert "mlx-worker bench" in last
+
+
+def test_ctrl_c_ends_a_reply_with_one_line_and_exit_130():
+    """However far it got."""
+    command = [sys.executable, "-m", "mlx_worker", "generate", "--model", "demo", "--temperature"]
+    process = subprocess.Popen(
+        [*command, "1.2", "--max-tokens", "1500", "Tell me a long story about a rabbit."],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # the reply has begun
+    process.send_signal(signal.SIGINT)
+    _, talk = process.communicate()
+    assert process.returncode == 130
+    assert talk == "mlx-worker: interrupted\n"
