@@ -1,6 +1,7 @@
 # Sourced by the scripts beside it: the one place that makes .venv.
 #   ensure_env       the package, editable
 #   ensure_env dev   the package with the tools for tests and checks
+#   ensure_env long  the same with what the long tests need: torch and transformers
 # Installs only when pyproject.toml changed, the folder moved, or an extra is missing.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -26,13 +27,24 @@ find_python() {
   return 1
 }
 
-is_fresh() { [ -f "$VENV/installed-$1" ] && [ "$(cat "$VENV/installed-$1")" = "$STAMP" ]; }
+is_fresh() {
+  local level
+  for level in $1; do
+    if [ -f "$VENV/installed-$level" ] && [ "$(cat "$VENV/installed-$level")" = "$STAMP" ]; then return; fi
+  done
+  return 1
+}
 
 ensure_env() {
-  local want=${1:-base} base_python
+  local want=${1:-base} base_python spec enough
+  case $want in
+    base) spec="$ROOT" enough="base dev long" ;;
+    dev) spec="$ROOT[dev]" enough="dev long" ;;
+    long) spec="$ROOT[dev,parity]" enough=long ;;
+  esac
   STAMP="$ROOT $(cksum <"$ROOT/pyproject.toml")"
   if "$PYTHON" -c pass 2>/dev/null; then
-    if is_fresh "$want" || is_fresh dev; then return; fi
+    if is_fresh "$enough"; then return; fi
   else
     base_python=$(find_python)
     say "making .venv with $("$base_python" --version)"
@@ -42,8 +54,6 @@ ensure_env() {
     fi
   fi
   say "installing mlx-worker ($want) into .venv; the first time takes a minute or two"
-  local spec="$ROOT"
-  [ "$want" = base ] || spec="$ROOT[$want]"
   # -qq leaves errors only.
   "$PYTHON" -m pip install -qq --disable-pip-version-check --no-input -e "$spec"
   printf '%s' "$STAMP" >"$VENV/installed-$want"

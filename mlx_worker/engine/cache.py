@@ -190,7 +190,7 @@ class Timelines:
     @property
     def n_pending(self) -> int:
         """Tokens in the caches that the ledger does not know: drafted, or queued ahead."""
-        return self.layers[0].offset - len(self.committed)
+        return 0 if self.unrewindable else self.layers[0].offset - len(self.committed)
 
     def commit(self, ids: Sequence[int]) -> None:
         """Declare that the keys and values of `ids`, next in order, are cached and stay."""
@@ -200,7 +200,7 @@ class Timelines:
         """Rewind every layer to the committed ids."""
         n_pending = self.n_pending
         assert n_pending >= 0, f"{-n_pending} committed ids were never cached"
-        if n_pending and not self.unrewindable:
+        if n_pending:
             for layer in self.layers:
                 layer.rewind(n_pending)
 

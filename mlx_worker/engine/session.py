@@ -73,7 +73,16 @@ class Session:
         self._first_id = self._last_id = self._started
 
     def events(self) -> Iterator[Event]:
-        """Progress while prefilling, Text as ids come, one Done. Closing it cancels."""
+        """Progress while prefilling, Text as ids come, one Done. Closing it cancels.
+
+        However it ends, the caches then hold the committed ids and nothing else.
+        """
+        try:
+            yield from self._reply()
+        finally:
+            self.timelines.settle()
+
+    def _reply(self) -> Iterator[Event]:
         pending = yield from self._prefill()
         if self.drafter is not None:
             self.drafter.begin(self._request.prompt_ids)
@@ -121,7 +130,7 @@ class Session:
 
     def _plain(self, cursor: Cursor, plan: Plan) -> Iterator[Event]:
         """A pipelined plain segment of up to plan.tokens ids; returns the cursor after it."""
-        n_steps = min(plan.tokens, self._request.max_tokens - self._n_ids)
+        n_steps = min(max(1, plan.tokens), self._request.max_tokens - self._n_ids)
         steps = rounds.plain_steps(self._target, self.timelines, self._sampler, cursor, n_steps)
         bonus, kept, ids = cursor.bonus, None, []
         for chosen in steps:

@@ -1,13 +1,15 @@
 """A reply is the target's own, whatever drafts for it, and it ends exactly where it should."""
 
 import random
+from collections.abc import Generator
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 
+from mlx_worker.engine.session import Session
 from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
-from mlx_worker.records import Progress, Sampling, Text
+from mlx_worker.records import GenerationRequest, Progress, Sampling, Text
 from tests.tiny import EOS, VOCAB, WINDOW, Guess, Script, Written, tiny_pair, write
 
 PROMPT = [2, *range(40, 51)]
@@ -211,7 +213,7 @@ def test_eos_text_is_not_part_of_the_reply():
 
 
 @pytest.mark.parametrize("draft", [None, "other_seed"])
-@pytest.mark.parametrize("ending", ["length", "eos", "stop", "closed"])
+@pytest.mark.parametrize("ending", ["length", "eos", "stop"])
 def test_the_ledger_is_what_is_cached_after_every_ending(draft: str | None, ending: str):
     """Prompt and reply without the last chosen id, and nothing queued: what the next turn needs."""
     free = write(tiny_pair("own"), PROMPT, 24, ignore_eos=True)
@@ -224,6 +226,21 @@ def test_the_ledger_is_what_is_cached_after_every_ending(draft: str | None, endi
     assert timelines.n_pending == 0
     assert timelines.committed == PROMPT + written.ids[:-1]
     assert {layer.offset for layer in timelines.layers} == {len(timelines.committed)}
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("n_events", [1, 2, 6])
+def test_a_cancelled_reply_leaves_only_what_it_sent(n_events: int, depth: int):
+    """Closed mid-prefill or mid-reply, with work queued ahead: the caches hold the ledger alone."""
+    request = GenerationRequest(tuple(PROMPT), 40, ignore_eos=True, speculation="on", depth=depth)
+    session = Session(tiny_pair("own", "other_seed"), request, chunk_tokens=8)
+    events = session.events()
+    sent = [id for event in islice(events, n_events) if isinstance(event, Text) for id in event.ids]
+    assert isinstance(events, Generator)
+    events.close()
+    timelines = session.timelines
+    assert {layer.offset for layer in timelines.layers} == {len(timelines.committed)}
+    assert [*PROMPT, *sent][: len(timelines.committed)] == timelines.committed
 
 
 def test_rounds_emit_what_they_kept_at_once():
