@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlx_worker.engine.assistant import Assistant
 from mlx_worker.engine.cache import Timelines
-from mlx_worker.engine.draft import Drafter, Drafts
+from mlx_worker.engine.draft import Drafter, DraftKind, Drafts
 from mlx_worker.engine.load import LoadedPair
 from mlx_worker.engine.round import Cursor
 from mlx_worker.engine.session import Session
@@ -177,7 +177,7 @@ class Guess:
     right  called with the index of an id in the reply; False proposes another id there
     """
 
-    kind = "model"
+    kind: DraftKind = "model"
     nbytes = 0
 
     def __init__(self, reply: Sequence[int], right: Any) -> None:
