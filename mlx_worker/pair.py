@@ -4,18 +4,19 @@ Owns the handful of calls that a script or a notebook makes. Everything runs on 
 its own; ids, text and numpy arrays come back, never MLX arrays.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
-from mlx_worker.engine import probe
+from mlx_worker.engine import probe, validate
 from mlx_worker.engine.draft import Position
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.session import generate_events
 from mlx_worker.engine.thread import EngineThread
-from mlx_worker.errors import InvalidParameter, RequestError
+from mlx_worker.errors import InvalidParameter
 from mlx_worker.records import (
     Acceptance,
     Done,
@@ -27,6 +28,11 @@ from mlx_worker.records import (
 )
 
 DEFAULT_MAX_TOKENS = 512
+_LISTS = {
+    "prompt": "a list of messages or of token ids",
+    "stop": "a text or a list of texts",
+    "suppress_tokens": "a list of token ids",
+}
 
 
 def load(
@@ -43,7 +49,8 @@ def load(
     """
     engine = EngineThread()
     try:
-        return Pair(engine, _Holder(engine, str(model), draft, position))
+        wanted = None if draft is None else str(draft)
+        return Pair(engine, _Holder(engine, str(model), wanted, position))
     except BaseException:
         engine.close()
         raise
@@ -56,16 +63,21 @@ class _Holder:
         self, engine: EngineThread, model: str, draft: str | None, position: Position
     ) -> None:
         self.pair: LoadedPair | None = None
+        self.vocab_size = 0
 
         def job() -> None:
             self.pair = load_pair(model, draft, position=position)
+            self.vocab_size = self.pair.target.vocab_size
 
         engine.call(job)
 
     def get(self) -> LoadedPair:
-        if self.pair is None:
-            raise RequestError("this pair is closed", hint="load it again")
+        assert self.pair is not None, "a closed engine takes no jobs"
         return self.pair
+
+    def drop(self) -> None:
+        self.pair = None
+        gc.collect()  # what a network's modules hold of each other is freed here too
 
 
 class Pair:
@@ -83,9 +95,8 @@ class Pair:
         self.close()
 
     def close(self) -> None:
-        """Free the memory and end the engine thread. Safe to call twice."""
-        self._holder.pair = None
-        self._engine.close()
+        """Free the memory and end the engine thread; a reply in progress fails. Safe to repeat."""
+        self._engine.close(self._holder.drop)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """One full pass without a cache. ids: L of them → (L, vocab_size) float32."""
@@ -125,7 +136,7 @@ class Pair:
         ignore_eos: bool = False,
         acceptance: Acceptance = "coupled",
         enable_thinking: bool = False,
-    ) -> Iterator[Text | Done]:
+    ) -> Generator[Text | Done, None, None]:
         """Write a reply: Text pieces, then one Done, which has no text.
 
         prompt       messages ({"role", "content"}), or token ids, which skip the chat template
@@ -147,28 +158,35 @@ class Pair:
             "presence_penalty": presence_penalty,
             "frequency_penalty": frequency_penalty,
             "logit_bias": logit_bias,
-            "suppress_ids": None if suppress_tokens is None else tuple(suppress_tokens),
+            "suppress_ids": _tuple("suppress_tokens", suppress_tokens),
         }
         given = {name: value for name, value in given.items() if value is not None}
         given |= {"seed": seed, "logprobs": logprobs}
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        items = _prompt_items(prompt)
+        request = GenerationRequest(
+            prompt_ids=cast(tuple[int, ...], items if validate.is_whole(items[0]) else (0,)),
+            max_tokens=max_tokens,
+            sampling=Sampling(**given),
+            stop=(stop,) if isinstance(stop, str) else _tuple("stop", stop) or (),
+            ignore_eos=ignore_eos,
+            speculation=speculation,
+            depth=depth,
+            acceptance=acceptance,
+        )
+        validate.validate(request, self._holder.vocab_size)
 
         def make() -> Iterator[Event]:
             pair = self._holder.get()
-            ids = _prompt_ids(pair, prompt, enable_thinking)
+            ids = request.prompt_ids
+            if isinstance(items[0], Mapping):
+                messages = cast(Sequence[Mapping[str, Any]], items)
+                ids = pair.encode_chat(messages, enable_thinking=enable_thinking)
             sampling = _sampling(pair, given)
-            request = GenerationRequest(
-                prompt_ids=ids,
-                max_tokens=max_tokens,
-                sampling=sampling,
-                stop=stops,
-                ignore_eos=ignore_eos,
-                speculation=speculation,
-                depth=depth,
-                acceptance=acceptance,
-            )
-            return generate_events(pair, request)
+            return generate_events(pair, replace(request, prompt_ids=ids, sampling=sampling))
 
+        return self._events(make)
+
+    def _events(self, make: Callable[[], Iterator[Event]]) -> Generator[Text | Done, None, None]:
         for event in self._engine.stream(make):
             if isinstance(event, Done):
                 self._last = event
@@ -208,17 +226,26 @@ def _facts(pair: LoadedPair) -> dict[str, Any]:
     }
 
 
-def _prompt_ids(
-    pair: LoadedPair, prompt: Sequence[Mapping[str, Any]] | Sequence[int], enable_thinking: bool
-) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        raise InvalidParameter("prompt", prompt, "a list of messages or of token ids")
-    if all(isinstance(item, int) for item in prompt):
-        return tuple(cast(Sequence[int], prompt))
-    if not all(isinstance(item, Mapping) for item in prompt):
-        raise InvalidParameter("prompt", list(prompt), "all messages or all token ids")
-    messages = cast(Sequence[Mapping[str, Any]], prompt)
-    return pair.encode_chat(messages, enable_thinking=enable_thinking)
+def _tuple(name: str, value: object) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidParameter(name, value, _LISTS[name])
+    return tuple(value)
+
+
+def _prompt_items(prompt: object) -> tuple[Mapping[str, Any] | int, ...]:
+    """The prompt's messages, or its ids as plain ints. Raises InvalidParameter for what is none."""
+    items = _tuple("prompt", prompt)
+    if items is None:
+        raise InvalidParameter("prompt", None, _LISTS["prompt"])
+    if not items:
+        raise InvalidParameter("prompt", prompt, "at least one message or token id")
+    if all(isinstance(item, Mapping) for item in items):
+        return items
+    if all(validate.is_whole(item) for item in items):
+        return tuple(int(item) for item in items)
+    raise InvalidParameter("prompt", prompt, "all messages or all token ids")
 
 
 def _sampling(pair: LoadedPair, given: Mapping[str, Any]) -> Sampling:

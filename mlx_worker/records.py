@@ -87,8 +87,9 @@ class Timing:
     ttft_ms           to the first id
     decode_ms         first id to last id
     rounds            draft-and-verify rounds; plain steps are not rounds
-    target_passes     passes over the target's weights after prefill, plain steps included
-    drafted, accepted ids proposed and kept
+    round_tokens      ids of the reply that rounds gave
+    target_passes     passes over the target's weights that chose an id, the prompt's last included
+    drafted, accepted ids proposed, and those of them that are in the reply
     """
 
     latency_ms: float
@@ -96,6 +97,7 @@ class Timing:
     decode_ms: float
     completion_tokens: int
     rounds: int
+    round_tokens: int
     target_passes: int
     drafted: int
     accepted: int
@@ -114,8 +116,8 @@ class Timing:
 
     @property
     def tokens_per_round(self) -> float | None:
-        """Ids committed by an average round: the kept drafts and the target's own id."""
-        return (self.accepted + self.rounds) / self.rounds if self.rounds else None
+        """Ids of the reply that an average round gave."""
+        return self.round_tokens / self.rounds if self.rounds else None
 
 
 @dataclass(frozen=True)

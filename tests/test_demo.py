@@ -23,14 +23,16 @@ def demo() -> LoadedPair:
     return load_pair("demo")
 
 
-def answer(pair: LoadedPair, entry: dict[str, Any], **request: Any) -> Written:
+def answer(
+    pair: LoadedPair, entry: dict[str, Any], max_tokens: int = 320, **request: Any
+) -> Written:
     """A greedy reply to a held-out prompt, the id that ended it included."""
     prompt = pair.encode_chat(
         entry["messages"],
         tools=entry["tools"] or None,
         enable_thinking=entry["enable_thinking"],
     )
-    return write(pair, prompt, 320, **request)
+    return write(pair, prompt, max_tokens, **request)
 
 
 def is_exact(pair: LoadedPair, entry: dict[str, Any]) -> bool:
@@ -148,8 +150,8 @@ def test_seeded_text_is_the_same_with_every_draft(demo: LoadedPair, skill: str, 
     """The model's own recommended sampling, past the window."""
     entry = HELD_OUT[skill][1]
     chosen = Sampling(temperature=1.0, top_k=64, top_p=0.95, seed=7)
-    plain = answer(demo, entry, sampling=chosen, ignore_eos=True)
+    plain = answer(demo, entry, 150, sampling=chosen, ignore_eos=True)
     pair = demo.with_draft(draft)
-    drafted = answer(pair, entry, sampling=chosen, ignore_eos=True, speculation="on", depth=5)
+    drafted = answer(pair, entry, 150, sampling=chosen, ignore_eos=True, speculation="on", depth=5)
     assert drafted.ids == plain.ids
     assert drafted.done.timing.accepted > 0

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+import mlx.core as mx
+
 from mlx_worker.bench.workloads import ALL, Prompt, names
 from mlx_worker.control.decide import (
     MIN_REQUESTS,
@@ -322,6 +324,7 @@ def answer(pair: LoadedPair, request: Request, arm: Arm, limits: Limits) -> Repl
         elif isinstance(event, Done):
             done = event
     assert done is not None, "a session ends with Done"
+    mx.synchronize()  # what a reply queued and did not need must not run on the next one's time
     return Reply(tuple(ids), done.timing)
 
 
@@ -364,7 +367,9 @@ def row_of(arm: Arm, workload: str, served: Sequence[Served]) -> Row:
         fastest_per_s=max(speeds, default=None),
         estimate=estimate_speedup(ratios) if ratios else None,
         acceptance=accepted / drafted if drafted else None,
-        tokens_per_round=(accepted + rounds) / rounds if rounds else None,
+        tokens_per_round=sum(timing.round_tokens for timing in timings) / rounds
+        if rounds
+        else None,
     )
 
 

@@ -49,13 +49,15 @@ def standard(
 
     Returns (n, dist): n () int32 in 0..K ids kept; dist (V,) is what the next id is drawn from.
     Where rounding leaves nothing of the residual (p and q equal to the last bit), dist is p.
+    A draft of -1, from a law that was unusable, is refused.
     Source: Leviathan et al. 2023, algorithm 1 (arXiv:2211.17192).
     """
     n_drafted = len(draft_ids)
     columns = draft_ids[:, None]
     p = mx.take_along_axis(target_probs[:n_drafted], columns, axis=-1)[:, 0]
     q = mx.take_along_axis(draft_probs, columns, axis=-1)[:, 0]
-    is_kept = u * q < p  # u < p / q without the division by a q that underflowed
+    # u < p / q without the division by a q that underflowed
+    is_kept = mx.logical_and(draft_ids >= 0, u * q < p)
     n = mx.sum(mx.cumprod(is_kept.astype(mx.int32)))
     target_row = target_probs[n]
     draft_row = mx.where(n < n_drafted, draft_probs[mx.minimum(n, n_drafted - 1)], 0.0)

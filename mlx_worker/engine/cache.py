@@ -197,12 +197,11 @@ class Timelines:
         self.committed.extend(ids)
 
     def settle(self) -> None:
-        """Rewind every layer to the committed ids."""
-        n_pending = self.n_pending
-        assert n_pending >= 0, f"{-n_pending} committed ids were never cached"
-        if n_pending:
-            for layer in self.layers:
-                layer.rewind(n_pending)
+        """Rewind every layer to the committed ids, however far a failed pass got."""
+        for layer in () if self.unrewindable else self.layers:
+            n_pending = layer.offset - len(self.committed)
+            assert n_pending >= 0, f"{-n_pending} committed ids were never cached"
+            layer.rewind(n_pending)
 
     def evaluate(self) -> None:
         """Compute what is queued, so that prefill memory stays bounded by one chunk."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DraftKind = Literal["assistant", "model", "lookup"]
 Position = Literal["last_cached", "newest"]  # where an assistant's query stands; see gemma4 notes
 PREFILL_CHUNK_TOKENS = 512
+INSEPARABLE_TOKENS = 16  # logits of so many rows are built for the last one's, in a single pass
 LOOKUP_LONGEST = 4  # ids of context matched first; longer matches are rarer and no surer
 LOOKUP_SHORTEST = 2  # a single id matches nearly everywhere and is nearly always wrong
 
@@ -173,8 +174,11 @@ class ModelDrafter:
 
     def commit(self, ids: Sequence[int], n_accepted: int) -> None:
         self._known.extend(ids)
-        n_cached = min(n_accepted, self._timelines.n_pending)
-        self._timelines.commit(ids[:n_cached])
+        # A proposal also cached the id before it. The last id known is what the next one follows.
+        n_cached = len(self._timelines.committed)
+        n_new = len(self._known) - 1 - n_cached
+        n_kept = min(1 + n_accepted, self._timelines.n_pending, n_new)
+        self._timelines.commit(self._known[n_cached : n_cached + n_kept])
         self._timelines.settle()
 
     @property
@@ -182,15 +186,17 @@ class ModelDrafter:
         return self._timelines.nbytes
 
     def _catch_up(self) -> mx.array:
-        """Cache every known id; return the logits (V,) that follow the last one."""
+        """Cache every known id, the last one uncommitted; return the logits (V,) after it."""
         missing = self._known[len(self._timelines.committed) :]
-        while len(missing) > PREFILL_CHUNK_TOKENS:
-            chunk, missing = missing[:PREFILL_CHUNK_TOKENS], missing[PREFILL_CHUNK_TOKENS:]
+        n_last = PREFILL_CHUNK_TOKENS if self._model.is_separable else INSEPARABLE_TOKENS
+        while len(missing) > n_last:
+            size = min(PREFILL_CHUNK_TOKENS, len(missing) - 1)
+            chunk, missing = missing[:size], missing[size:]
             self._model.hidden(mx.array([chunk]), self._timelines.layers)
             self._timelines.evaluate()
             self._timelines.commit(chunk)
         logits = self._forward(mx.array([missing]))
-        self._timelines.commit(missing)
+        self._timelines.commit(missing[:-1])
         return logits
 
     def _forward(self, ids: mx.array) -> mx.array:

@@ -4,12 +4,14 @@ Owns what "a loaded pair" is. Leaves the files themselves to checkpoint.py and t
 mlx-lm and assistant.py. Must run on the thread that will generate: MLX streams belong to threads.
 """
 
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -17,11 +19,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_worker.engine.arrays import module_arrays
 from mlx_worker.engine.assistant import Assistant
 from mlx_worker.engine.cache import Timelines
+from mlx_worker.engine.chat import ChatEncoder
 from mlx_worker.engine.checkpoint import (
     ASSISTANT_TYPES,
     DEMO_FOLDER,
-    REPAIR_HINT,
     Checkpoint,
+    bad_value,
     find,
 )
 from mlx_worker.engine.draft import (
@@ -35,11 +38,18 @@ from mlx_worker.engine.draft import (
 from mlx_worker.engine.pairing import check_vocabulary, load_assistant
 from mlx_worker.engine.sample import Sampler
 from mlx_worker.engine.target import Target
-from mlx_worker.engine.weights import build_error, read_tokenizer, settle
-from mlx_worker.errors import CheckpointError, ModelNotFound, PairMismatch, UnsupportedModel
+from mlx_worker.engine.validate import check_sampling, check_word, is_whole
+from mlx_worker.engine.weights import build_error, no_network, read_tokenizer, settle
+from mlx_worker.errors import (
+    InvalidParameter,
+    ModelError,
+    ModelNotFound,
+    UnsupportedModel,
+)
 from mlx_worker.records import Sampling
 
 DEFAULT_CONTEXT_TOKENS = 8192  # where a config names no limit
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -107,22 +117,14 @@ class LoadedPair:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[int, ...]:
         """Messages → prompt ids through the model's own chat template, reply turn opened.
 
-        Text inside a message that looks like a control token stays text.
+        Text inside a message that looks like a control token stays text. Raises RequestError where
+        the template refuses the messages, or there is none.
         """
-        options.setdefault("enable_thinking", False)
-        mark = _unused_mark(messages)
-        messages = [_defused(message, self._control_tokens(), mark) for message in messages]
-        text = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **options
-        )
-        pieces = [
-            self.tokenizer.encode(part, add_special_tokens=False) for part in text.split(mark)
-        ]
-        return tuple(id for piece in pieces for id in piece)
+        return self._chat_encoder.encode(messages, **options)
 
-    def _control_tokens(self) -> list[str]:
-        added = self.tokenizer.added_tokens_decoder.values()
-        return [token.content for token in added if len(token.content) > 1]
+    @cached_property
+    def _chat_encoder(self) -> ChatEncoder:
+        return ChatEncoder(self.tokenizer)
 
 
 def load_pair(
@@ -136,6 +138,7 @@ def load_pair(
 
     Raises ModelError (a subclass names what is wrong and where).
     """
+    check_word("position", position, get_args(Position))
     checkpoint = Checkpoint(find(model))
     if checkpoint.model_type in ASSISTANT_TYPES:
         raise UnsupportedModel(
@@ -151,9 +154,9 @@ def load_pair(
         target=target,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(checkpoint, tokenizer),
-        generation_defaults=_generation_defaults(checkpoint),
+        generation_defaults=_generation_defaults(checkpoint, target.vocab_size),
         dtype=_dtype_name(target.model),
-        quantization=_quantization(checkpoint.config),
+        quantization=_quantization(target.model),
         position=position,
     )
     return bare.with_draft(draft)
@@ -161,49 +164,70 @@ def load_pair(
 
 def _name(model: str, path: Path) -> str:
     if path.is_relative_to(DEMO_FOLDER):
-        return "demo"
+        return "demo" if path.name == "target" else f"demo-{path.name}"
     return model if not Path(model).expanduser().is_dir() else path.name
 
 
 def _load_target(checkpoint: Checkpoint) -> Target:
+    """The network in memory, tried out on one id: a config can be wrong in ways only that shows."""
+    if not checkpoint.model_type:
+        raise no_network(checkpoint)
     checkpoint.weight_files()
     try:
         model, config = mlx_lm_utils.load_model(
             checkpoint.path, lazy=True, model_config=checkpoint.config
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        settle(model)
+        text = config.get("text_config") or config
+        vocab_size = text.get("vocab_size") or config.get("vocab_size") or 0
+        limit = text.get("max_position_embeddings") or DEFAULT_CONTEXT_TOKENS
+        target = Target(model, vocab_size, limit)
+        logits = target.head(target.hidden(mx.array([[0]]), Timelines(model).layers)[0])
+        mx.eval(logits)
+    except Exception as error:  # mlx-lm builds whatever a config says, and fails in as many ways
         raise build_error(checkpoint, error) from error
-    settle(model)
-    text = config.get("text_config") or config
-    vocab_size = text.get("vocab_size") or config.get("vocab_size")
-    limit = text.get("max_position_embeddings") or DEFAULT_CONTEXT_TOKENS
-    if not vocab_size:
-        raise CheckpointError(checkpoint.path / "config.json", "names no vocab_size", REPAIR_HINT)
-    return Target(model, vocab_size, limit)
+    file = checkpoint.path / "config.json"
+    if type(limit) is not int or limit < 1:
+        raise bad_value(file, "max_position_embeddings", limit, "a whole number of at least 1")
+    if logits.shape[-1] != vocab_size:
+        raise bad_value(file, "vocab_size", vocab_size, f"{logits.shape[-1]}, as built")
+    return target
 
 
 def _eos_ids(checkpoint: Checkpoint, tokenizer: TokenizerWrapper) -> frozenset[int]:
+    """Every id that any of the folder's files calls an end."""
     found: set[int] = set()
     sources = (checkpoint.generation_config, checkpoint.config, checkpoint.text_config)
     for value in [source.get("eos_token_id") for source in sources] + [tokenizer.eos_token_id]:
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(id) is int for id in ids):
+            raise bad_value(
+                checkpoint.path / "config.json", "eos_token_id", value, "an id or a list of ids"
+            )
+        found.update(ids)
     return frozenset(found)
 
 
-def _generation_defaults(checkpoint: Checkpoint) -> Sampling:
-    """What generation_config.json recommends; greedy where it says nothing."""
-    found = checkpoint.generation_config
-    suppress = tuple(found.get("suppress_tokens") or ())
+def _generation_defaults(checkpoint: Checkpoint, vocab_size: int) -> Sampling:
+    """What generation_config.json recommends; greedy where it says nothing.
+
+    Suppressed ids outside the vocabulary are left out: a family's file may name its image tokens.
+    """
+    file = checkpoint.path / "generation_config.json"
+    found = {key: value for key, value in checkpoint.generation_config.items() if value is not None}
+    wanted = {key: found[key] for key in SAMPLING_KEYS if key in found}
     if not found.get("do_sample", "temperature" in found):
-        return Sampling(suppress_ids=suppress)
-    return Sampling(
-        suppress_ids=suppress,
-        temperature=found.get("temperature") or 1.0,
-        top_k=found.get("top_k") or 0,
-        top_p=found.get("top_p") or 1.0,
-        min_p=found.get("min_p") or 0.0,
-        repetition_penalty=found.get("repetition_penalty") or 1.0,
-    )
+        wanted["temperature"] = 0.0
+    wanted.setdefault("temperature", 1.0)
+    suppress = found.get("suppress_tokens", [])
+    if not isinstance(suppress, list) or not all(is_whole(id) for id in suppress):
+        raise bad_value(file, "suppress_tokens", suppress, "a list of ids")
+    defaults = Sampling(suppress_ids=tuple(id for id in suppress if id < vocab_size), **wanted)
+    try:
+        check_sampling(defaults, vocab_size)
+    except InvalidParameter as error:
+        raise bad_value(file, error.param or "", error.value, error.limit) from error
+    return defaults
 
 
 def _dtype_name(model: nn.Module) -> str:
@@ -216,9 +240,15 @@ def _dtype_name(model: nn.Module) -> str:
     return max(floats or counts, key=lambda name: counts[name])
 
 
-def _quantization(config: Mapping[str, Any]) -> str | None:
-    found = config.get("quantization")
-    return f"{found['bits']}-bit, groups of {found['group_size']}" if found else None
+def _quantization(model: nn.Module) -> str | None:
+    """How most quantised weights are packed, whatever the config says; None where none is."""
+    counts: Counter[str] = Counter()
+    for module in model.modules():
+        bits, group_size = getattr(module, "bits", None), getattr(module, "group_size", None)
+        if bits and group_size:
+            n_bytes = sum(array.nbytes for array in module_arrays(module).values())
+            counts[f"{bits}-bit, groups of {group_size}"] += n_bytes
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _with_lookup(pair: LoadedPair) -> LoadedPair:
@@ -242,7 +272,7 @@ def _with_matching_draft(pair: LoadedPair) -> LoadedPair:
         return pair
     try:
         return _with_named_draft(pair, str(path))
-    except (PairMismatch, CheckpointError, UnsupportedModel) as error:
+    except ModelError as error:
         return replace(pair, draft_problem=str(error))
 
 
@@ -274,21 +304,3 @@ def _with_named_draft(pair: LoadedPair, draft: str) -> LoadedPair:
     if odd:
         raise UnsupportedModel(f"{name} as a draft: its {odd} can't be rewound")
     return replace(pair, draft_kind="model", draft_name=name, draft_network=network)
-
-
-def _unused_mark(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A character that no message contains; Unicode keeps U+FDD0–U+FDEF free for such uses."""
-    text = json.dumps(list(messages), ensure_ascii=False, default=str)
-    return next(chr(code) for code in range(0xFDD0, 0xFDF0) if chr(code) not in text)
-
-
-def _defused(
-    message: Mapping[str, Any], control_tokens: Sequence[str], mark: str
-) -> Mapping[str, Any]:
-    """The message with every control token in its text cut in two by `mark`."""
-    content = message.get("content")
-    if message.get("role") == "assistant" or not isinstance(content, str):
-        return message
-    for token in control_tokens if "<" in content else ():
-        content = content.replace(token, token[0] + mark + token[1:])
-    return {**message, "content": content}

@@ -15,10 +15,13 @@ from mlx_lm.models import gemma4_text
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlx_worker.engine.assistant import Assistant
-from mlx_worker.engine.checkpoint import Checkpoint
+from mlx_worker.engine.checkpoint import REPAIR_HINT, Checkpoint, bad_value
 from mlx_worker.engine.target import FULL, SLIDING, Target
 from mlx_worker.engine.weights import build_error, read_tokenizer, settle
-from mlx_worker.errors import PairMismatch
+from mlx_worker.errors import CheckpointError, PairMismatch, UnsupportedModel
+
+# What transformers takes where an assistant's config is silent.
+HEAD_DEFAULTS = {"num_centroids": 2048, "centroid_intermediate_top_k": 32}
 
 
 def check_vocabulary(target: Target, tokenizer: TokenizerWrapper, draft: Checkpoint) -> None:
@@ -39,19 +42,24 @@ def _vocabulary_hash(tokenizer: TokenizerWrapper) -> str:
 
 
 def load_assistant(checkpoint: Checkpoint, target: Target) -> Assistant:
+    """The assistant network in memory, checked against the target it will read.
+
+    Raises PairMismatch for one made for another target, CheckpointError for a broken one.
+    """
+    config = checkpoint.config
     args = _assistant_args(checkpoint)
     _check_pair(checkpoint, args, target)
-    config = checkpoint.config
-    n_centroids = config["num_centroids"] if config.get("use_ordered_embeddings") else 0
-    n_clusters = config.get("centroid_intermediate_top_k", 0) if n_centroids else 0
-    network = Assistant(args, config["backbone_hidden_size"], n_centroids, n_clusters)
-    weights = _assistant_weights(checkpoint)
-    _quantize_like(network, weights, config)
+    n_centroids, n_clusters = _head_size(checkpoint, args.vocab_size)
     try:
+        network = Assistant(args, config["backbone_hidden_size"], n_centroids, n_clusters)
+        weights = _assistant_weights(checkpoint)
+        _quantize_like(network, weights, config)
         network.load_weights(list(weights.items()))
-    except ValueError as error:
+        settle(network)
+    except Exception as error:  # a config can be wrong in as many ways as a network can fail
         raise build_error(checkpoint, error) from error
-    settle(network)
+    if n_centroids:
+        _check_ordering(checkpoint, network.masked_embedding.token_ordering)
     return network
 
 
@@ -62,6 +70,32 @@ def _assistant_args(checkpoint: Checkpoint) -> gemma4_text.ModelArgs:
     return gemma4_text.ModelArgs.from_dict(text)
 
 
+def _head_size(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, int]:
+    """Centroids of the head, and how many of their clusters get a logit; (0, 0) if it is tied."""
+    config, file = checkpoint.config, checkpoint.path / "config.json"
+    if not config.get("use_ordered_embeddings"):
+        return 0, 0
+    found = {key: config.get(key) for key in HEAD_DEFAULTS}
+    sizes = {k: HEAD_DEFAULTS[k] if found[k] is None else found[k] for k in HEAD_DEFAULTS}
+    n_centroids, n_clusters = sizes.values()
+    if type(n_centroids) is not int or n_centroids < 1 or vocab_size % n_centroids:
+        raise bad_value(file, "num_centroids", n_centroids, f"a divisor of vocab_size {vocab_size}")
+    if type(n_clusters) is not int or not 1 <= n_clusters <= n_centroids:
+        limit = f"1 to num_centroids {n_centroids}"
+        raise bad_value(file, "centroid_intermediate_top_k", n_clusters, limit)
+    return n_centroids, n_clusters
+
+
+def _check_ordering(checkpoint: Checkpoint, ordering: mx.array) -> None:
+    """Raises CheckpointError unless every id is in exactly one cluster."""
+    if not mx.array_equal(mx.sort(ordering), mx.arange(ordering.size)):
+        raise CheckpointError(
+            checkpoint.path,
+            "masked_embedding.token_ordering does not hold every token id exactly once",
+            REPAIR_HINT,
+        )
+
+
 def _assistant_weights(checkpoint: Checkpoint) -> dict[str, mx.array]:
     """The draft's tensors under this program's names; the tied head and K/V leftovers dropped."""
     weights: dict[str, mx.array] = {}
@@ -70,6 +104,8 @@ def _assistant_weights(checkpoint: Checkpoint) -> dict[str, mx.array]:
         assert isinstance(loaded, dict)
         weights.update(loaded)
     dropped = ("lm_head.", "self_attn.k_", "self_attn.v_", "rotary_emb")
+    if checkpoint.config.get("tie_word_embeddings") is False and "lm_head.weight" in weights:
+        raise UnsupportedModel(f"{checkpoint.path} is an assistant with a head of its own")
     kept = {k: v for k, v in weights.items() if not any(part in k for part in dropped)}
     ordering = "masked_embedding.token_ordering"
     if ordering in kept:

@@ -11,7 +11,7 @@ A round at depth k:
     read     ONE host read: the k+1 chosen ids and how many of them count
 """
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -23,7 +23,6 @@ from mlx_worker.engine.cache import Timelines
 from mlx_worker.engine.draft import Drafter, Drafts
 from mlx_worker.engine.sample import Sampler, SamplerState
 from mlx_worker.engine.target import Target
-from mlx_worker.errors import GenerationFailed
 from mlx_worker.records import Acceptance, TokenLogprob
 
 
@@ -47,7 +46,8 @@ class Cursor:
 class Chosen:
     """Ids the target chose, in order, and where each leaves decoding.
 
-    ids         1..k+1 of them; all but the last are accepted drafts
+    ids         1..k+1 of them; all but the last are accepted drafts; -1 where the model gave no
+                usable distribution
     n_drafted   how many were proposed
     hidden      (rows, H): row i is the hidden state that ids[i] was chosen from
     position    index of ids[0] in the reply
@@ -75,7 +75,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Pending:
-    """A round that the device is working on; nothing of it has been read."""
+    """A round or step that is built but not read; the device works on it once it is started."""
 
     n_drafted: int
     hidden: mx.array
@@ -85,16 +85,17 @@ class Pending:
     n_kept: mx.array | None  # () int32, how many drafts were kept; None: nothing was drafted
     logprobs: tuple[mx.array, mx.array, mx.array] | None
 
+    def start(self) -> "Pending":
+        """Give the device everything that `read` will want."""
+        wanted = [self.chosen, self.hidden, *(self.logprobs or ())]
+        mx.async_eval(wanted if self.n_kept is None else [*wanted, self.n_kept])
+        return self
+
     def read(self) -> Chosen:
         """Wait for the device: the round's one host read."""
         ids = ints(self.chosen)
         if self.n_kept is not None:
             del ids[ints(self.n_kept[None])[0] + 1 :]
-        if min(ids) < 0:
-            raise GenerationFailed(
-                "the model gave no usable distribution (NaN, infinite, or every id masked)",
-                hint="loosen logit_bias and suppress_tokens, or check the checkpoint's weights",
-            )
         logprobs = _logprobs(ids, self.logprobs)
         return Chosen(ids, self.n_drafted, self.hidden, self.position, self.state, logprobs)
 
@@ -128,7 +129,8 @@ def launch(
         chosen, n_kept = _choose_standard(logits, drafts, sampler, cursor)
     else:
         chosen, n_kept = _choose_coupled(logits, drafts, sampler, cursor)
-    return _queue(sampler, logits, hidden, cursor.position, cursor.state, chosen, n_kept, drafts.n)
+    position, state = cursor.position, cursor.state
+    return _pending(sampler, logits, hidden, position, state, chosen, n_kept, drafts.n).start()
 
 
 def _choose_coupled(
@@ -155,22 +157,45 @@ def _choose_standard(
     return mx.where(mx.arange(drafts.n + 1) == n_kept, last, padded), n_kept
 
 
-def plain_steps(
-    target: Target, timelines: Timelines, sampler: Sampler, cursor: Cursor, n_steps: int
-) -> Generator[Chosen, None, None]:
-    """Plain decoding, pipelined: the device works on the next step while the host reads this one.
+def queues_ahead() -> bool:
+    """Whether giving the device the next step leaves the reading of this one undisturbed.
 
-    After the last of n_steps nothing is queued. Closed early, one queued step is left in the
-    timelines for `settle` to rewind.
+    On a GPU it does. The CPU backend takes a step in only when it is nearly through with it, so
+    this one would be read a whole step late, and a reply that ends here would have waited for a
+    step that it never needed. See docs/LOG.md, 2026-11-30.
     """
+    return mx.default_device() != mx.Device(mx.cpu)
+
+
+def plain_steps(
+    target: Target,
+    timelines: Timelines,
+    sampler: Sampler,
+    cursor: Cursor,
+    n_steps: int,
+    last_ids: Collection[int] = (),
+) -> Generator[Chosen, None, None]:
+    """Plain decoding, pipelined: the next step is built, and on a GPU started, before this is read.
+
+    last_ids  ids after which the CPU backend starts no further step
+
+    After the last of n_steps nothing is built. Closed early, one step may be left in the timelines
+    for `settle` to rewind.
+    """
+    ahead = queues_ahead()
     token, state = mx.array([cursor.bonus]), cursor.state
-    queued = _plain_step(target, timelines, sampler, token, state, cursor.position)
+    following = _plain_step(target, timelines, sampler, token, state, cursor.position).start()
     for i in range(1, n_steps + 1):
-        current = queued
-        if i < n_steps:
+        current, is_last = following, i == n_steps
+        if not is_last:
             token, state = current.chosen, sampler.advance(state, current.chosen)
-            queued = _plain_step(target, timelines, sampler, token, state, cursor.position + i)
-        yield current.read()
+            following = _plain_step(target, timelines, sampler, token, state, cursor.position + i)
+            if ahead:
+                following.start()
+        chosen = current.read()
+        if not is_last and not ahead and chosen.ids[0] not in last_ids:
+            following.start()
+        yield chosen
 
 
 def _plain_step(
@@ -181,11 +206,11 @@ def _plain_step(
     state: SamplerState,
     position: int,
 ) -> Pending:
-    """Queue one step after `token` (1,), itself perhaps still queued."""
+    """Build one step after `token` (1,), itself perhaps not computed yet."""
     hidden = target.hidden(token[None], timelines.layers)[0]
     logits = target.head(hidden)
     chosen = sampler.pick(logits, state, None, position)
-    return _queue(sampler, logits, hidden, position, state, chosen, None, 0)
+    return _pending(sampler, logits, hidden, position, state, chosen, None, 0)
 
 
 def first_step(
@@ -195,10 +220,10 @@ def first_step(
     hidden = target.hidden(ids[None], timelines.layers)[0, -1:]
     logits = target.head(hidden)
     chosen = sampler.pick(logits, state, None, 0)
-    return _queue(sampler, logits, hidden, 0, state, chosen, None, 0)
+    return _pending(sampler, logits, hidden, 0, state, chosen, None, 0).start()
 
 
-def _queue(
+def _pending(
     sampler: Sampler,
     logits: mx.array,
     hidden: mx.array,
@@ -208,10 +233,7 @@ def _queue(
     n_kept: mx.array | None,
     n_drafted: int,
 ) -> Pending:
-    """Start the device on everything that `read` will want."""
     logprobs = None if sampler.n_logprobs is None else sampler.logprobs(logits, chosen)
-    wanted = [chosen, hidden, *(logprobs or ())]
-    mx.async_eval(wanted if n_kept is None else [*wanted, n_kept])
     return Pending(n_drafted, hidden, position, state, chosen, n_kept, logprobs)
 
 

@@ -19,9 +19,9 @@ from mlx_worker.engine.load import LoadedPair
 from mlx_worker.engine.round import Chosen, Cursor
 from mlx_worker.engine.sample import Sampler
 from mlx_worker.engine.text import StopCutter, TextStream
-from mlx_worker.errors import ContextTooLong, InvalidParameter
+from mlx_worker.engine.validate import validate
+from mlx_worker.errors import ContextTooLong, GenerationFailed
 from mlx_worker.records import (
-    MAX_DEPTH,
     Done,
     Event,
     FinishReason,
@@ -68,7 +68,8 @@ class Session:
         self._cutter = StopCutter(request.stop)
         self._finish: FinishReason | None = None
         self._n_ids = self._n_cleared = 0
-        self._n_rounds = self._n_passes = self._n_drafted = self._n_accepted = 0
+        self._n_rounds = self._n_round_ids = self._n_passes = 0
+        self._n_drafted = self._n_accepted = 0
         self._started = self._last_read = perf_counter()
         self._first_id = self._last_id = self._started
 
@@ -131,19 +132,23 @@ class Session:
     def _plain(self, cursor: Cursor, plan: Plan) -> Iterator[Event]:
         """A pipelined plain segment of up to plan.tokens ids; returns the cursor after it."""
         n_steps = min(max(1, plan.tokens), self._request.max_tokens - self._n_ids)
-        steps = rounds.plain_steps(self._target, self.timelines, self._sampler, cursor, n_steps)
+        last_ids = () if self._request.ignore_eos else self._pair.eos_ids
+        steps = rounds.plain_steps(
+            self._target, self.timelines, self._sampler, cursor, n_steps, last_ids
+        )
         bonus, kept, ids = cursor.bonus, None, []
         for chosen in steps:
             n_context = len(self.timelines.committed)
-            self._observe(0, chosen, n_context)
+            self._last_id = perf_counter()
             self.timelines.commit([bonus])
             kept = self._keep(chosen)
+            self._observe(0, chosen, kept, n_context)
             bonus = kept.ids[-1]
             ids.append(bonus)
             yield self._text(kept)
             if self._finish is not None:
                 break
-        steps.close()  # what it queued ahead is rewound below
+        steps.close()  # what it built ahead is rewound below
         assert kept is not None
         return self._after_segment(kept, ids, 0)
 
@@ -158,10 +163,11 @@ class Session:
         while True:
             n_context = len(self.timelines.committed)
             chosen = pending.read()
-            self._observe(plan.depth, chosen, n_context)
+            self._last_id = perf_counter()
             kept = self._keep(chosen)
+            self._observe(plan.depth, chosen, kept, n_context)
             self.timelines.commit([cursor.bonus, *kept.ids[:-1]])
-            cursor = self._after_segment(kept, kept.ids, min(len(chosen.ids), len(kept.ids)) - 1)
+            cursor = self._after_segment(kept, kept.ids, n_accepted(chosen, kept))
             is_over = self._finish is not None or self._n_ids >= until
             if not is_over:
                 pending = self._launch(cursor, plan.depth)
@@ -193,6 +199,11 @@ class Session:
         """Cut a round's ids at EOS, stop string or max_tokens, and take their text."""
         self._piece = ""
         for n, id in enumerate(chosen.ids, start=1):
+            if id < 0:
+                raise GenerationFailed(
+                    "the model gave no usable distribution (NaN, infinite, or every id masked)",
+                    hint="loosen logit_bias and suppress_tokens, or check the checkpoint's weights",
+                )
             self._n_ids += 1
             if id in self._pair.eos_ids and not self._request.ignore_eos:
                 self._finish = "stop"
@@ -213,21 +224,22 @@ class Session:
             logprobs = tuple(kept.logprobs[: len(kept.ids)])
         return Text(tuple(kept.ids), self._piece, logprobs)
 
-    def _observe(self, depth: int, chosen: Chosen, n_context: int) -> None:
-        """Count and time what was just read; the pacer hears of it where it is in charge."""
-        now = perf_counter()
-        n_accepted = len(chosen.ids) - 1
+    def _observe(self, depth: int, chosen: Chosen, kept: Chosen, n_context: int) -> None:
+        """Count what was kept of what was read; the pacer hears of it where it is in charge."""
+        n_kept_drafts = n_accepted(chosen, kept)
         self._n_passes += 1
-        self._n_rounds += depth > 0
+        if depth > 0:
+            self._n_rounds += 1
+            self._n_round_ids += len(kept.ids)
         self._n_drafted += chosen.n_drafted
-        self._n_accepted += n_accepted
+        self._n_accepted += n_kept_drafts
+        if self._pacer is not None:
+            round_ms = (self._last_id - self._last_read) * 1000
+            self._pacer.observe(Round(depth, chosen.n_drafted, n_kept_drafts, round_ms, n_context))
+        self._last_read = self._last_id
         if self._n_ids - self._n_cleared >= CLEAR_TOKENS:
             self._n_cleared = self._n_ids
             mx.clear_cache()
-        if self._pacer is not None:
-            round_ms = (now - self._last_read) * 1000
-            self._pacer.observe(Round(depth, chosen.n_drafted, n_accepted, round_ms, n_context))
-        self._last_read = self._last_id = now
 
     def _done(self) -> Done:
         assert self._finish is not None
@@ -238,6 +250,7 @@ class Session:
             decode_ms=max(0.0, self._last_id - self._first_id) * 1000,
             completion_tokens=self._n_ids,
             rounds=self._n_rounds,
+            round_tokens=self._n_round_ids,
             target_passes=self._n_passes,
             drafted=self._n_drafted,
             accepted=self._n_accepted,
@@ -252,18 +265,14 @@ def generate_events(
     return Session(pair, request, pacer).events()
 
 
+def n_accepted(chosen: Chosen, kept: Chosen) -> int:
+    """Drafts that made it into the reply: those behind an EOS, a stop or the cap did not."""
+    return min(len(kept.ids), len(chosen.ids) - 1)
+
+
 def check(pair: LoadedPair, request: GenerationRequest) -> None:
     """Raises RequestError for what this model can't be asked."""
+    validate(request, pair.target.vocab_size)
     n_prompt, limit = len(request.prompt_ids), pair.target.context_limit
-    vocab_size = pair.target.vocab_size
-    if n_prompt == 0:
-        raise InvalidParameter("prompt", [], "at least one id long")
-    if request.max_tokens < 1:
-        raise InvalidParameter("max_tokens", request.max_tokens, "at least 1")
     if n_prompt + request.max_tokens > limit:
         raise ContextTooLong(tokens=n_prompt, limit=limit - request.max_tokens)
-    if request.depth is not None and not 0 <= request.depth <= MAX_DEPTH:
-        raise InvalidParameter("depth", request.depth, f"between 0 and {MAX_DEPTH}")
-    odd = next((id for id in request.prompt_ids if not 0 <= id < vocab_size), None)
-    if odd is not None:
-        raise InvalidParameter("prompt id", odd, f"between 0 and {vocab_size - 1}")

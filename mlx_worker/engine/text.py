@@ -4,58 +4,70 @@ Owns the text side of one reply. Emits raw text, markers included; what the mark
 wire's business. Engine thread only, no arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
+MAX_WAITING_IDS = 64  # no character needs so many; bounds the work that broken bytes can cause
 
 
 class TextStream:
     """Turns ids into text as they come; bytes of an unfinished character wait for the rest.
 
-    Uses the `tokenizers` library's DecodeStream, and the tokenizer's own `decode` once at the end
-    for what is still waiting then.
+    Decodes the latest few ids together with those whose text was shown last, which give them their
+    context, and shows what is new. The `tokenizers` library's own DecodeStream is as fast but
+    raises on bytes that are no UTF-8, or loses them, where a tokenizer falls back on byte ids.
+    There such bytes change how their neighbours decode; what was shown stays.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        self._stream = DecodeStream(skip_special_tokens=False)
-        self._ids: list[int] = []
-        self._emitted = ""
+        self._decode = _decoder(tokenizer)
+        self._ids: list[int] = []  # a few that were shown, then those that wait
+        self._n_known = 0
+        self._n_chars = 0  # of the text of self._ids, already shown
 
     def push(self, id: int) -> str:
         """The text that this id completed; often "" or several characters."""
         self._ids.append(id)
-        if self._fast is None:
-            return self._slow_push()
-        piece = self._stream.step(self._fast, id) or ""
-        self._emitted += piece
-        return piece
+        text = self._decode(self._ids)
+        if len(self._ids) - self._n_known < MAX_WAITING_IDS:
+            whole = text.rstrip(REPLACEMENT)
+        else:
+            whole = text
+        return self._show(whole, is_complete=whole == text)
 
     def finish(self) -> str:
         """What was still waiting for more bytes, as the tokenizer decodes it."""
-        whole = self._decode()
-        rest = whole[len(self._emitted) :] if whole.startswith(self._emitted) else ""
-        self._emitted += rest
-        return rest
+        return self._show(self._decode(self._ids), is_complete=True)
 
-    def _slow_push(self) -> str:
-        whole = self._decode().rstrip(REPLACEMENT)
-        piece = whole[len(self._emitted) :]
-        self._emitted += piece
+    def _show(self, text: str, is_complete: bool) -> str:
+        piece = text[self._n_chars :]
+        self._n_chars += len(piece)
+        if piece and is_complete:
+            del self._ids[: self._n_known]
+            self._n_known = len(self._ids)
+            self._n_chars = len(self._decode(self._ids))
         return piece
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(
-            self._ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+
+def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    """The tokenizer's own decode with nothing skipped or tidied; without its wrapping if it can."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    is_plain = getattr(tokenizer.decode, "__func__", None) is PreTrainedTokenizerBase.decode
+    if fast is not None and is_plain:
+        return lambda ids: fast.decode(ids, skip_special_tokens=False)
+    return lambda ids: tokenizer.decode(
+        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
 
 
 class StopCutter:
-    """Lets text through up to the earliest stop string, holding back what may become one."""
+    """Lets text through up to the stop string that is complete first, however the text is cut.
+
+    Of two that end at the same character the longer one counts. What may become one is held back.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -67,10 +79,10 @@ class StopCutter:
         if self.hit or not self._stops:
             return "" if self.hit else piece
         text = self._held + piece
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self.hit, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         n_held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]

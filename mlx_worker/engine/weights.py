@@ -9,14 +9,14 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load
 
 from mlx_worker.engine.checkpoint import REPAIR_HINT, Checkpoint, tensor_shapes
-from mlx_worker.errors import CheckpointError, UnsupportedModel
+from mlx_worker.errors import CheckpointError, ModelError, UnsupportedModel
 
 MAX_COMPLAINT_CHARS = 300  # of a library's own message, which may list every tensor
 
 
-def default_dtype() -> mx.Dtype | None:
+def default_dtype(device: mx.Device | None = None) -> mx.Dtype | None:
     """float32 on the CPU backend, where it is both faster and exact; elsewhere the file's own."""
-    return mx.float32 if mx.default_device() == mx.Device(mx.cpu) else None
+    return mx.float32 if (device or mx.default_device()) == mx.Device(mx.cpu) else None
 
 
 def settle(module: nn.Module) -> None:
@@ -28,19 +28,21 @@ def settle(module: nn.Module) -> None:
     mx.eval(module.parameters())
 
 
-def build_error(checkpoint: Checkpoint, error: Exception) -> Exception:
+def complaint(error: Exception) -> str:
+    """What a library says is wrong, as one short line."""
+    line = " ".join(str(error).split()).rstrip(".")
+    return line[:MAX_COMPLAINT_CHARS] or type(error).__name__
+
+
+def build_error(checkpoint: Checkpoint, error: Exception) -> ModelError:
     """mlx-lm's complaint as one of ours, naming the tensor's file where it names a tensor."""
-    line = " ".join(str(error).split())[:MAX_COMPLAINT_CHARS] or type(error).__name__
+    if isinstance(error, ModelError):
+        return error
+    line = complaint(error)
     if "not supported" in line and "Model type" in line:
-        return UnsupportedModel(
-            f"model_type {checkpoint.model_type or 'absent'} in {checkpoint.path / 'config.json'}",
-            hint="mlx-lm has no network of this type; choose another model",
-        )
+        return no_network(checkpoint)
     if "custom module" in line or "trust_remote_code" in line:
-        return UnsupportedModel(
-            f"{checkpoint.path} needs its own Python code, which is never run here",
-            hint="choose a conversion that mlx-lm can load by itself",
-        )
+        return _needs_code(checkpoint)
     place = next(
         (file for file in checkpoint.weight_files() if any(t in line for t in tensor_shapes(file))),
         checkpoint.path,
@@ -48,12 +50,29 @@ def build_error(checkpoint: Checkpoint, error: Exception) -> Exception:
     return CheckpointError(place, f"does not fit its config.json: {line}", REPAIR_HINT)
 
 
+def no_network(checkpoint: Checkpoint) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"model_type {checkpoint.model_type or 'absent'} in {checkpoint.path / 'config.json'}",
+        hint="mlx-lm has no network of this type; choose another model",
+    )
+
+
+def _needs_code(checkpoint: Checkpoint) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{checkpoint.path} needs its own Python code, which is never run here",
+        hint="choose a conversion that mlx-lm can load by itself",
+    )
+
+
 def read_tokenizer(checkpoint: Checkpoint) -> TokenizerWrapper:
+    """The tokenizer of a folder. Code that comes with it is never run, nor offered to be."""
     if not checkpoint.has_tokenizer:
         raise CheckpointError(checkpoint.path, "no tokenizer.json in this folder", REPAIR_HINT)
     try:
-        return load(checkpoint.path)
+        return load(checkpoint.path, {"trust_remote_code": False})
     except Exception as error:  # the tokenizers library raises bare Exception on a broken file
+        if "trust_remote_code" in str(error):
+            raise _needs_code(checkpoint) from error
         raise CheckpointError(
-            checkpoint.path / "tokenizer.json", f"can't be read: {error}", REPAIR_HINT
+            checkpoint.path, f"its tokenizer can't be loaded: {complaint(error)}", REPAIR_HINT
         ) from error

@@ -21,6 +21,7 @@ def reply(
         decode_ms=decode_ms,
         completion_tokens=len(ids),
         rounds=4 if drafted else 0,
+        round_tokens=4 + accepted if drafted else 0,
         target_passes=5 if drafted else len(ids),
         drafted=drafted,
         accepted=accepted,

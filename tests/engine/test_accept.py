@@ -101,3 +101,12 @@ def test_an_unusable_row_ends_the_run():
     n, law = standard(ids(0, 0), mx.array([[0.5, 0.5]] * 2), target, mx.array([0.0, 0.0]))
     assert n.item() == 1
     assert mx.all(mx.isnan(law)).item()
+
+
+def test_the_standard_rule_refuses_a_draft_of_minus_one():
+    """An unusable draft law gives id -1, which used to index the last id and could be kept."""
+    draft_probs = mx.array([[0.5, 0.5, 0.0, 0.0]])
+    target_probs = mx.array([[0.1, 0.2, 0.3, 0.4]] * 2)
+    n, dist = standard(mx.array([-1]), draft_probs, target_probs, mx.array([0.0]))
+    assert n.item() == 0
+    assert mx.sum(dist).item() == pytest.approx(1.0)

@@ -117,6 +117,16 @@ def test_settling_more_than_was_cached_is_refused():
         timelines.settle()
 
 
+def test_a_pass_that_failed_half_way_is_taken_back_layer_by_layer():
+    """Layers that the pass never reached give nothing back; it used to be taken from them too."""
+    timelines = Timelines(tiny_target("own").model)
+    cached_now(tiny_target("own"), some_ids(5), timelines)
+    row = mx.zeros((1, 2, 3, 8))
+    timelines.layers[0].update_and_fetch(row, row)
+    timelines.settle()
+    assert {layer.offset for layer in timelines.layers} == {5}
+
+
 def test_donors_are_the_last_own_caches_of_their_type():
     """KV-shared layers have no cache, so they can't be a draft's donors."""
     assert tiny_target("shared").donor_layers == {"sliding_attention": 2, "full_attention": 3}

@@ -5,8 +5,10 @@ from collections.abc import Generator
 from functools import cache
 from itertools import islice, pairwise
 
+import mlx.core as mx
 import pytest
 
+from mlx_worker.engine.round import Chosen
 from mlx_worker.engine.session import Session
 from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
 from mlx_worker.records import GenerationRequest, Progress, Sampling, Text
@@ -194,6 +196,35 @@ def test_eos_inside_a_round_ends_the_reply_there(place: int, depth: int):
     assert ended.done.usage.completion_tokens == first + 1
     assert ended.session.timelines.n_pending == 0
     assert ended.session.timelines.committed == PROMPT + free.ids[:first]
+
+
+@pytest.mark.parametrize("ending", ["eos", "stop", "length"])
+@pytest.mark.parametrize("depth", [0, 1, 4, 8])
+def test_every_id_of_a_reply_is_counted_once(depth: int, ending: str):
+    """Drafts behind an ending used to count as accepted: 8 of 8 in a round that kept one id."""
+    free = write(tiny_pair("own"), PROMPT, 16, ignore_eos=True)
+    eos = frozenset({free.ids[5]}) if ending == "eos" else frozenset({EOS})
+    ended = write(
+        tiny_pair("own", eos_ids=eos),
+        PROMPT,
+        16 if ending != "length" else 7,
+        drafter=Guess(free.ids, lambda i: True),
+        stop=(free.text[6:8],) if ending == "stop" else (),
+        speculation="on",
+        depth=depth,
+    )
+    timing = ended.done.timing
+    n_plain_steps = timing.target_passes - 1 - timing.rounds
+    assert 1 + n_plain_steps + timing.round_tokens == timing.completion_tokens
+    assert timing.round_tokens - timing.rounds <= timing.accepted <= timing.round_tokens
+
+
+def test_a_broken_distribution_behind_an_eos_fails_nothing():
+    """A round looks past the EOS it will end at; what is wrong there is nobody's business."""
+    free = write(tiny_pair("own"), PROMPT, 16, ignore_eos=True)
+    chosen = Chosen([free.ids[0], EOS, -1], 2, mx.zeros((3, 1)), 0, None, None)
+    session = Session(tiny_pair("own"), GenerationRequest(tuple(PROMPT), 16))
+    assert session._keep(chosen).ids == [free.ids[0], EOS]
 
 
 def test_eos_at_the_cap_is_a_stop():

@@ -84,7 +84,7 @@ def test_replies_follow_the_targets_law(acceptance: Acceptance, draft: str | Non
 @pytest.mark.parametrize(("acceptance", "draft"), [*RULES, ("standard", "assistant")])
 def test_many_replies_follow_the_targets_law(acceptance: Acceptance, draft: str | None):
     """The same with enough replies to see a bias of a few percent."""
-    assert p_value(acceptance, draft, 12_000) > TOO_UNLIKELY
+    assert p_value(acceptance, draft, 5_000) > TOO_UNLIKELY
 
 
 def test_the_draft_is_really_tried_and_really_refused():
