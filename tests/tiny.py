@@ -1,7 +1,7 @@
 """Real tiny models for the tests: a few layers, a few hundred ids, fixed seeds, built in memory.
 
 Each is mlx-lm's own network with random weights, scaled so that its greedy text wanders instead of
-repeating one id. The tokenizer is a real byte-level one: id 3 + b is the byte b.
+repeating one id. The tokenizer is a real byte-level one: an id for every byte, no merges.
 """
 
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ def randomised(model: nn.Module, seed: int) -> nn.Module:
 
 @cache
 def tiny_tokenizer() -> TokenizerWrapper:
-    """Bytes as ids 3…258, three control tokens before them, unused ones after."""
+    """Three control tokens, then the bytes as ids 3…258 in the alphabet's order, then unused ids."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<pad>", "<eos>", "<bos>", *alphabet]
     names += [f"<unused{i}>" for i in range(VOCAB - len(names))]

@@ -20,7 +20,7 @@ from mlx_worker.engine.round import Chosen, Cursor
 from mlx_worker.engine.sample import Sampler
 from mlx_worker.engine.text import StopCutter, TextStream
 from mlx_worker.engine.validate import validate
-from mlx_worker.errors import ContextTooLong, GenerationFailed
+from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
 from mlx_worker.records import (
     Done,
     Event,
@@ -215,6 +215,7 @@ class Session:
                     self._finish = "length"
             if self._finish is not None:
                 self._piece += self._cutter.push(self._stream.finish()) + self._cutter.finish()
+                self._finish = "stop" if self._cutter.hit else self._finish
                 return chosen.first(n)
         return chosen
 
@@ -274,5 +275,7 @@ def check(pair: LoadedPair, request: GenerationRequest) -> None:
     """Raises RequestError for what this model can't be asked."""
     validate(request, pair.target.vocab_size)
     n_prompt, limit = len(request.prompt_ids), pair.target.context_limit
+    if request.max_tokens >= limit:
+        raise InvalidParameter("max_tokens", request.max_tokens, f"below {limit}, what it can hold")
     if n_prompt + request.max_tokens > limit:
         raise ContextTooLong(tokens=n_prompt, limit=limit - request.max_tokens)

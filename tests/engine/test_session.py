@@ -12,7 +12,17 @@ from mlx_worker.engine.round import Chosen
 from mlx_worker.engine.session import Session
 from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
 from mlx_worker.records import GenerationRequest, Progress, Sampling, Text
-from tests.tiny import EOS, VOCAB, WINDOW, Guess, Script, Written, tiny_pair, write
+from tests.tiny import (
+    EOS,
+    VOCAB,
+    WINDOW,
+    Guess,
+    Script,
+    Written,
+    tiny_pair,
+    tiny_tokenizer,
+    write,
+)
 
 PROMPT = [2, *range(40, 51)]
 LONG = 5 * WINDOW
@@ -274,6 +284,14 @@ def test_a_cancelled_reply_leaves_only_what_it_sent(n_events: int, depth: int):
     assert [*PROMPT, *sent][: len(timelines.committed)] == timelines.committed
 
 
+def test_a_stop_that_only_the_last_flush_completes_is_a_stop():
+    """What was waiting for more bytes at the cap can be the stop itself."""
+    half = tiny_tokenizer().encode("é", add_special_tokens=False)[0]
+    forced = Sampling(logit_bias={half: 100.0})
+    ended = write(tiny_pair("own"), PROMPT, 1, sampling=forced, stop=("\ufffd",))
+    assert (ended.text, ended.done.finish_reason) == ("", "stop")
+
+
 def test_rounds_emit_what_they_kept_at_once():
     """A fully accepted round of depth 4 arrives as one piece of five ids."""
     plain = write(tiny_pair("own"), PROMPT, 16, ignore_eos=True)
@@ -373,6 +391,7 @@ def test_a_reply_whose_every_id_is_masked_fails_alone(draft: str | None):
         ([-1], 4, InvalidParameter),
         ([5], 0, InvalidParameter),
         ([5] * 4000, 200, ContextTooLong),
+        ([5], 5000, InvalidParameter),
     ],
 )
 def test_what_the_model_cannot_be_asked_is_refused_before_any_work(
