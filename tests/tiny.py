@@ -130,7 +130,7 @@ def randomised(model: nn.Module, seed: int) -> nn.Module:
 
 @cache
 def tiny_tokenizer() -> TokenizerWrapper:
-    """Three control tokens, then the bytes as ids 3…258 in the alphabet's order, then unused ids."""
+    """Three control tokens, the bytes as ids 3…258 in the alphabet's order, then unused ids."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<pad>", "<eos>", "<bos>", *alphabet]
     names += [f"<unused{i}>" for i in range(VOCAB - len(names))]
