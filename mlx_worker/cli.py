@@ -95,12 +95,21 @@ def bench(
     prompts: Annotated[
         Path | None, typer.Option(help='Lines of {"workload", "messages"} to serve instead.')
     ] = None,
-    requests: Annotated[int, typer.Option(help="Requests per workload.", min=1)] = 3,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests per workload.", min=1, show_default="3; with --prompts, each line once"
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest reply.", min=1)] = 96,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
     acceptance: Annotated[
-        Literal["coupled", "standard"], typer.Option(help="Which rule keeps a draft.")
-    ] = "coupled",
+        Literal["coupled", "standard"] | None,
+        typer.Option(
+            help="Which rule keeps a draft: coupled or standard.",
+            show_default="config, else coupled",
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the JSON here.")
     ] = None,
@@ -108,10 +117,10 @@ def bench(
         Path | None, typer.Option("--plot", help="Draw the speed-ups here.")
     ] = None,
 ) -> None:
-    """Serve a batch of requests with and without a draft, and report the change.
+    """Measure decoding with and without a draft.
 
-    Every request runs in every mode and depth, interleaved. The last line of the output is one
-    JSON object.
+    Serves a batch of requests and records the change in latency per request. Every request runs in
+    every mode and depth, interleaved. The last line of the output is one JSON object.
     """
     check_writable("--json", json_file)
     check_writable("--plot", plot_file)
@@ -121,7 +130,7 @@ def bench(
 
     run.check_modes(wanted_modes)
     run.check_depths(wanted_depths)
-    chosen = data.pick(data.read(prompts) if prompts else data.BUILT_IN, words(workloads), requests)
+    chosen = data.choose(data.read(prompts) if prompts else None, words(workloads), requests)
     if plot_file:
         plot.check(plot_file)
     settings = load_config()
@@ -130,7 +139,7 @@ def bench(
         draft or settings.model.draft,
         position=settings.speculation.assistant_position,
     )
-    limits = run.Limits(max_tokens, temperature, acceptance)
+    limits = run.Limits(max_tokens, temperature, acceptance or settings.speculation.acceptance)
     batch = run.prepare(loaded, chosen, wanted_modes, wanted_depths, limits)
     talk(f"{len(batch.requests)} requests, each decoded in {len(batch.arms)} ways, one at a time")
     if data.repeats(chosen):
@@ -144,12 +153,12 @@ def bench(
         served = run.serve(batch, on_reply)
     result = run.conclude(batch, served)
     report.print_result(out, batch, result)
-    if plot_file:
-        plot.draw(result.rows, f"{loaded.name} on {facts.machine.chip}", plot_file)
     line = json.dumps(report.as_json(batch, facts, result), ensure_ascii=False, allow_nan=False)
+    print(line, flush=True)  # before the files: minutes of measuring are not lost to a full disk
     if json_file:
         json_file.write_text(line + "\n", encoding="utf-8")
-    print(line, flush=True)
+    if plot_file:
+        plot.draw(result.rows, f"{loaded.name} on {facts.machine.chip}", plot_file)
 
 
 # --- generate ---------------------------------------------------------------------------------
@@ -180,19 +189,22 @@ def generate(
     ] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think.")] = False,
 ) -> None:
-    """Answer one prompt: the reply on standard output, figures on standard error.
+    """Answer one prompt.
 
-    What isn't given is the model's own generation_config.
+    The reply goes to standard output, raw: a model's markers for thinking and tool calls are in it.
+    Figures go to standard error. What isn't given is the model's own generation_config.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise ConfigError("PROMPT: is empty")
     settings = load_config()
     mode = speculation or settings.speculation.mode
+    asked_depth = depth
     depth = settings.speculation.depth if depth is None else depth
     name = model or configured_model(settings.model.id)
 
     from mlx_worker.pair import load
+    from mlx_worker.records import DEFAULT_DEPTH
 
     position = settings.speculation.assistant_position
     with load(name, draft=draft or settings.model.draft, position=position) as pair:
@@ -215,8 +227,8 @@ def generate(
         )
         timing = write_reply(events)
         status = pair.status()
-    talk(figures(timing, depth))
-    talk(explanation(mode, timing.rounds > 0, status))
+    talk(figures(timing, DEFAULT_DEPTH if depth is None else depth))
+    talk(explanation(mode, timing.rounds > 0, status, is_depth_given=asked_depth is not None))
 
 
 def write_reply(events: Iterator[Any]) -> Any:
@@ -233,13 +245,13 @@ def write_reply(events: Iterator[Any]) -> Any:
     return timing
 
 
-def figures(timing: Any, depth: int | None) -> str:
+def figures(timing: Any, depth: int) -> str:
     """`41 tokens · 62.1 tok/s · first after 120 ms · 0.78 s in all · depth 2 · accept 0.71`."""
     parts = [f"{timing.completion_tokens} tokens"]
     if timing.tokens_per_s is not None:
         parts.append(f"{timing.tokens_per_s:.1f} tok/s")
     parts += [f"first after {timing.ttft_ms:.0f} ms", f"{timing.latency_ms / 1000:.2f} s in all"]
-    if timing.rounds and depth is not None:
+    if timing.rounds:
         parts.append(f"depth {depth}")
     if timing.acceptance is not None:
         parts.append(f"accept {timing.acceptance:.2f}")
@@ -248,16 +260,21 @@ def figures(timing: Any, depth: int | None) -> str:
     return " · ".join(parts)
 
 
-def explanation(mode: str, has_drafted: bool, status: dict[str, Any]) -> str:
+def explanation(
+    mode: str, has_drafted: bool, status: dict[str, Any], *, is_depth_given: bool = False
+) -> str:
     """Why this reply was decoded as it was."""
     if has_drafted:
         return f"drafted by {status['draft']} ({status['draft_kind']})"
     if status["draft_kind"] is None:
-        return f"plain: {status['draft_problem'] or 'this model has no draft'}"
+        missing = f"no draft was found for {status['model']}; name one with --draft"
+        return f"plain: {status['draft_problem'] or missing}"
     if mode == "off":
         return "plain: speculation is off"
     if mode == "on":
         return "plain: at depth 0, or the reply was too short, there is nothing to draft"
+    if is_depth_given:
+        return "plain: --depth only counts with --speculation on"
     return (
         "plain: whether the draft pays is not measured yet on this machine; "
         "compare with `mlx-worker bench`, or draft with --speculation on"
@@ -320,13 +337,18 @@ def depth_numbers(text: str) -> list[int]:
 
 
 def check_writable(flag: str, file: Path | None) -> None:
-    """Fail before the minutes of measuring, not after them."""
+    """Fail before the minutes of measuring, not after them; leaves no file that was not there."""
     if file is None:
         return
-    if file.is_dir():
-        raise ConfigError(f"{flag}: {file} is a folder")
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"{flag}: no folder {file.absolute().parent}")
+    is_new = not file.exists()
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise ConfigError(
+            f"{flag}: {file} can't be written: {error.strerror}", hint="name another file"
+        ) from error
+    if is_new:
+        file.unlink()
 
 
 if __name__ == "__main__":

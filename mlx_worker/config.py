@@ -37,7 +37,6 @@ class GenerationSection(Section):
     """How one request is run when it doesn't say."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 512
-    prefill_chunk_tokens: Annotated[int, Field(ge=1)] = 512
 
 
 class SpeculationSection(Section):

@@ -16,6 +16,7 @@ Speculation = Literal["auto", "on", "off"]
 Acceptance = Literal["coupled", "standard"]
 FinishReason = Literal["stop", "length"]
 
+DEFAULT_DEPTH = 3  # drafted ids a round where drafting is asked for without a depth
 MAX_DEPTH = 8  # drafted ids a round; also bounds what a cache must be able to rewind
 
 

@@ -70,8 +70,15 @@ def test_the_version_is_printed():
         (["bench", "--depths", "9"], "--depths: 9, must be 0 to 8"),
         (["bench", "--workloads", "chess"], "--workloads: no prompts for 'chess'"),
         (["bench", "--prompts", "/nowhere.jsonl"], "/nowhere.jsonl: No such file"),
-        (["bench", "--json", "/nowhere/x.json"], "--json: no folder /nowhere"),
-        (["bench", "--plot", "/nowhere/x.png"], "--plot: no folder /nowhere"),
+        (
+            ["bench", "--json", "/nowhere/x.json"],
+            "--json: /nowhere/x.json can't be written: No such file",
+        ),
+        (
+            ["bench", "--plot", "/nowhere/x.png"],
+            "--plot: /nowhere/x.png can't be written: No such file",
+        ),
+        (["bench", "--json", "/proc/x.json"], "--json: /proc/x.json can't be written"),
         (["bench", "/nowhere/model"], "/nowhere/model"),
         (["generate", "--model", "/nowhere/model", "Hi"], "/nowhere/model"),
         (["generate", "  "], "PROMPT: is empty"),

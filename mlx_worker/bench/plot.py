@@ -3,6 +3,7 @@
 Owns the picture. Needs matplotlib, the `plot` extra, imported only when drawing. Any thread.
 """
 
+import sys
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -49,7 +50,7 @@ def _figure(**options: Any):
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(
-            "--plot needs matplotlib", hint="pip install 'mlx-worker[plot]'"
+            "--plot needs matplotlib", hint=f"{sys.executable} -m pip install matplotlib"
         ) from None
     return Figure(**options)
 

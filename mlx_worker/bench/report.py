@@ -107,7 +107,8 @@ def print_result(out: Console, batch: Batch, result: Result) -> None:
     """Medians by arm and workload, latency by request, the trade, the verdict."""
     for mode in batch.pairs:
         rows = [row for row in result.rows if row.arm.mode == mode]
-        print_table(out, f"{mode.capitalize()}: medians over requests", row_table(rows))
+        title = f"{mode.capitalize()}: median tok/s; speed-up from the mean ratio of times"
+        print_table(out, title, row_table(rows))
     if result.arm and result.trade:
         print_requests(out, result.served, result.arm, batch.limits)
         print_trade(out, result.trade, result.arm)
@@ -151,7 +152,8 @@ def read_line(costs: Costs) -> tuple[str, str]:
     gb_per_s = costs.read_bytes / costs.read_ms / 1e6
     return "ceiling", (
         f"reading all {size(costs.read_bytes)} of the target once takes {costs.read_ms:.2f} ms "
-        f"({gb_per_s:,.1f} GB/s): at most {1000 / costs.read_ms:,.0f} such passes/s"
+        f"({gb_per_s:,.1f} GB/s): no plain step is faster, so at most "
+        f"{1000 / costs.read_ms:,.0f} tok/s"
     )
 
 
@@ -266,6 +268,8 @@ def verdict_line(mode: str, verdict: Verdict) -> str:
     spread = f"90% interval {interval(estimate)}"
     if estimate.low is None:
         spread = "one prompt has no interval, so Off"
+    elif not verdict.is_on and estimate.speedup > 0:
+        spread += ", so not shown to be faster"
     return (
         f"\nVerdict   {verdict.text}   ({mode}, depth {verdict.depth}: "
         f"{percent(estimate.speedup)}, {spread}, {verdict.requests} prompts)"

@@ -18,6 +18,7 @@ from mlx_worker.errors import ConfigError, shown
 
 Message = Mapping[str, Any]
 
+N_EACH = 3  # requests of each workload unless told otherwise
 ALL = "all"  # the row of totals, so no workload may be called that
 
 
@@ -159,6 +160,21 @@ def pick(prompts: Sequence[Prompt], workloads: Sequence[str] | None, n_each: int
         mine = [prompt for prompt in prompts if prompt.workload == name]
         picked += [mine[i % len(mine)] for i in range(n_each)]
     return picked
+
+
+def choose(
+    given: Sequence[Prompt] | None, workloads: Sequence[str] | None, n_each: int | None
+) -> list[Prompt]:
+    """The batch: a file's prompts, each once, or N_EACH built-in ones of each workload.
+
+    n_each  this many of each instead
+
+    Raises ConfigError as `pick` does.
+    """
+    if given is None or n_each is not None:
+        return pick(given or BUILT_IN, workloads, N_EACH if n_each is None else n_each)
+    pick(given, workloads, 1)  # refuses an unknown workload
+    return [prompt for prompt in given if prompt.workload in (workloads or names(given))]
 
 
 def repeats(prompts: Sequence[Prompt]) -> bool:

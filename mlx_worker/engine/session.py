@@ -22,6 +22,7 @@ from mlx_worker.engine.text import StopCutter, TextStream
 from mlx_worker.engine.validate import validate
 from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
 from mlx_worker.records import (
+    DEFAULT_DEPTH,
     Done,
     Event,
     FinishReason,
@@ -37,7 +38,6 @@ from mlx_worker.records import (
 )
 
 PREFILL_CHUNK_TOKENS = 512
-DEFAULT_DEPTH = 3  # drafted ids a round when drafting is asked for without a depth
 CLEAR_TOKENS = 256  # MLX keeps freed buffers of every length seen; let go of them this often
 
 

@@ -84,7 +84,7 @@ def save(tokenizer: Tokenizer, folder: Path, template: str) -> None:
         pad_token="<pad>",
         unk_token="<unk>",
         clean_up_tokenization_spaces=False,
-        model_max_length=1024,
+        model_max_length=4096,
         chat_template=template,
     )
     wrapped.save_pretrained(folder)

@@ -10,10 +10,10 @@ from mlx_worker.errors import ConfigError
 from tests.bench.replies import served
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_without_matplotlib_the_command_that_brings_it_is_named(monkeypatch: pytest.MonkeyPatch):
     """One line, before anything is measured."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"--plot needs matplotlib.*mlx-worker\[plot\]"):
+    with pytest.raises(ConfigError, match=r"--plot needs matplotlib.*pip install matplotlib"):
         plot.check(Path("bench.png"))
 
 

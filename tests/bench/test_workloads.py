@@ -88,3 +88,11 @@ def test_a_file_that_is_missing_empty_or_not_text_is_refused(tmp_path: Path):
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"bytes.jsonl: not UTF-8 at byte 0"):
         workloads.read(tmp_path / "bytes.jsonl")
+
+
+def test_a_prompt_file_is_served_whole_unless_told_otherwise():
+    """Only the first three prompts of a workload used to be served, without a word."""
+    mine = [workloads.Prompt("mine", ({"role": "user", "content": str(i)},)) for i in range(5)]
+    assert workloads.choose(mine, None, None) == mine
+    assert workloads.choose(mine, ["mine"], 2) == mine[:2]
+    assert len(workloads.choose(None, ["chat"], None)) == workloads.N_EACH
