@@ -227,6 +227,11 @@ class Sampler:
             self._per_temperature = mx.array(1 / sampling.temperature, mx.float32)
             self._all_ids = mx.arange(vocab_size, dtype=mx.uint32)
 
+    @property
+    def is_argmax(self) -> bool:
+        """Whether `pick` is the argmax of the raw logits, bar the check that they are sound."""
+        return self.is_greedy and self._offsets is None and self._penalties is None
+
     def advance(self, state: SamplerState, ids: mx.array | Sequence[int]) -> SamplerState:
         """The state after `ids` (n,) int32, possibly lazy, joined the reply; `state` stays."""
         if state is None:

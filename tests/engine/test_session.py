@@ -10,6 +10,7 @@ import pytest
 
 from mlx_worker.engine.round import Chosen
 from mlx_worker.engine.session import Session
+from mlx_worker.engine.target import Target
 from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
 from mlx_worker.records import GenerationRequest, Progress, Sampling, Text
 from tests.tiny import (
@@ -20,6 +21,7 @@ from tests.tiny import (
     Script,
     Written,
     tiny_pair,
+    tiny_target,
     tiny_tokenizer,
     write,
 )
@@ -380,6 +382,25 @@ def test_a_reply_whose_every_id_is_masked_fails_alone(draft: str | None):
     with pytest.raises(GenerationFailed, match="no usable distribution"):
         write(pair, PROMPT, 8, sampling=everything, speculation="on", depth=3)
     assert len(write(pair, PROMPT, 8, ignore_eos=True).ids) == 8
+
+
+class Broken(Target):
+    """A target whose weights have gone bad: every logit is NaN after the first pass."""
+
+    n_passes = 0
+
+    def head(self, hidden: mx.array) -> mx.array:
+        self.n_passes += 1
+        return super().head(hidden) * (1.0 if self.n_passes == 1 else float("nan"))
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("draft", [None, "same_weights"])
+def test_a_reply_without_a_number_in_its_logits_fails(draft: str | None, sampling: str):
+    """NaN is found on the plain path and in rounds, whatever picks the ids."""
+    pair = tiny_pair("own", draft, target=Broken(tiny_target("own").model, VOCAB, 4096))
+    with pytest.raises(GenerationFailed, match="no usable distribution"):
+        write(pair, PROMPT, 8, sampling=SAMPLINGS[sampling], speculation="on", depth=3)
 
 
 @pytest.mark.parametrize(
