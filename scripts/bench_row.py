@@ -51,6 +51,8 @@ def row(report: dict[str, Any]) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": chip(),
         "system": system(),
+        "device": report["machine"]["device"],
+        "blas": report["machine"]["blas"],
         "python": platform.python_version(),
         **{name: version(name) for name in ("mlx-worker", "mlx", "mlx-lm")},
         "commit": commit(),
