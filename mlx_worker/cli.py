@@ -1,8 +1,8 @@
 """The mlx-worker command: flags in, exit codes out.
 
-Owns the commands, their flags and how an error reads. Leaves the work to bench and pair, imported
-only by the command that needs them, so that `--help` and `config` never load MLX. Standard output
-carries data, standard error the talk. Main thread.
+Owns the commands, their flags and how an error reads. Leaves the work to bench, pair and history,
+imported only by the command that needs them, so that only bench and generate load MLX. Standard
+output carries data, standard error the talk. Main thread.
 
 Exit codes: 2 for what the caller must change (flags, configuration, model), 130 for Ctrl-C, 1 for
 a failure on the way.
@@ -279,6 +279,43 @@ def explanation(
         "plain: whether the draft pays is not measured yet on this machine; "
         "compare with `mlx-worker bench`, or draft with --speculation on"
     )
+
+
+# --- status -----------------------------------------------------------------------------------
+
+
+@app.command()
+def status(
+    model: Annotated[
+        str | None, typer.Option(help="Of this one alone.", show_default="all")
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Every request that is kept, one by one.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object; with --history one a line.")
+    ] = False,
+) -> None:
+    """Show whether drafting pays for each model, and why.
+
+    Reads what replies measured as they were written on this machine; no worker needs to run.
+    """
+    from mlx_worker import decisions, history as show
+
+    kept = decisions.read(decisions.default_folder(), has_rounds=False)
+    chosen = [each for each in kept if model in (None, each.model, Path(each.model).name)]
+    if model is not None and not chosen:
+        known = ", ".join(each.model for each in kept) or "none"
+        raise ConfigError(f"--model: nothing measured for {shown(model)}", hint=f"known: {known}")
+    if n_skipped := sum(each.n_skipped for each in chosen):
+        talk(f"{n_skipped} lines of the decision log could not be read and are left out")
+    if as_json and history:
+        for line in (line for each in chosen for line in show.request_json(each)):
+            print(json.dumps(line, ensure_ascii=False))
+    elif as_json:
+        print(json.dumps(show.as_json(chosen), ensure_ascii=False))
+    else:
+        show.print_all(show.console(), chosen, has_requests=history)
 
 
 # --- config -----------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ in `_s`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 Speculation = Literal["auto", "on", "off"]
@@ -180,12 +181,144 @@ class Round:
     context_tokens: int
 
 
+State = Literal[
+    "none", "needs_update", "platform_off", "settings_off", "paused", "starting",
+    "automatic", "measuring", "off", "on",
+]  # fmt: skip
+PLATFORM = "Pendra"  # who "Off (by …)" names unless the gateway is told otherwise
+MINUS = "\u2212"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the draft of one model is doing, and the measurement behind it.
+
+    speedup           on: of recent requests, exits included; off: what the best depth would bring;
+                      a fraction, 0.24 is 24 % faster; None until something was measured
+    low, high         its 90 % interval
+    depth             drafted ids a round that recent rounds used most, or the best one while off
+    acceptance        accepted over drafted, 0..1
+    tokens_per_round  ids that an average round gave
+    cost              an average round's time in plain steps
+    requests, tokens  how many the figure rests on
+    loss              ps (plain steps) that trials have cost since the load, their gains deducted
+    loss_share        the same as a share of all decode time
+    since_s           clock of the last change of state; the caller's own clock
+    why               one sentence
+    """
+
+    state: State
+    speedup: float | None = None
+    low: float | None = None
+    high: float | None = None
+    depth: int | None = None
+    acceptance: float | None = None
+    tokens_per_round: float | None = None
+    cost: float | None = None
+    requests: int = 0
+    tokens: int = 0
+    loss: float = 0.0
+    loss_share: float = 0.0
+    since_s: float = 0.0
+    why: str = ""
+
+    @property
+    def text(self) -> str | None:
+        """The line that every place shows; None where there is none."""
+        return status_text(self)
+
+
+def status_text(status: Status, platform: str = PLATFORM) -> str | None:
+    """The contract: nine texts, and None for no line at all. platform: whose switch it is."""
+    match status.state:
+        case "on" | "off":
+            return verdict_text(status.state == "on", status.speedup or 0.0)
+        case "none":
+            return None
+        case "needs_update":
+            return "Needs a worker update"
+        case "platform_off":
+            return f"Off (by {platform})"
+        case "settings_off":
+            return "Off (worker's Settings)"
+        case _:
+            return status.state.capitalize()
+
+
+def effective_status(
+    measured: Status | None,
+    *,
+    has_draft: bool,
+    decides: bool = True,
+    is_off_by_platform: bool = False,
+    is_off_by_settings: bool = False,
+    is_paused: bool = False,
+) -> Status:
+    """Which of the nine applies: the one place that knows their precedence.
+
+    measured   what the worker's pacer last said; None: nothing reported yet
+    has_draft  a draft is loaded, fits, and is available to the organisation
+    decides    the worker's version measures and decides
+
+    What was measured stays in the record, so that it is there when the switch is turned again.
+    """
+    shown: State
+    if not has_draft:
+        shown = "none"
+    elif not decides:
+        shown = "needs_update"
+    elif is_off_by_platform:
+        shown = "platform_off"
+    elif is_off_by_settings:
+        shown = "settings_off"
+    elif is_paused:
+        shown = "paused"
+    elif measured is None:
+        shown = "starting"
+    else:
+        return measured
+    return replace(measured or Status(shown), state=shown)
+
+
+def verdict_text(is_on: bool, speedup: float) -> str:
+    """`On, +24%` or `Off, −18%`, rounded towards zero.
+
+    speedup  a fraction: 0.24 is 24 % faster, −0.18 is 18 % slower
+
+    On needs at least +1 %, else it is Off; Off never shows a positive number but `Off, +0%`.
+    """
+    percent = whole_percent(speedup)
+    if is_on and percent >= 1:
+        return f"On, +{percent}%"
+    return f"Off, {MINUS}{-percent}%" if percent < 0 else "Off, +0%"
+
+
+def whole_percent(fraction: float) -> int:
+    """Percent, rounded towards zero; 0.29 is 29 although 100 * 0.29 is a little less."""
+    return math.trunc(round(100 * fraction, 9))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a decision may know of a request before it begins: its kind, never its words."""
+
+    prompt_tokens: int
+    temperature: float = 0.0
+    has_grammar: bool = False
+
+
 class Pacer(Protocol):
-    """Says what each segment does, and hears what it took."""
+    """Says what each segment of one reply does, and hears what it took.
+
+    `plan` may be asked before every round, `observe` follows every round and plain step, and `end`
+    is called once, however the reply ends.
+    """
 
     def plan(self) -> Plan: ...
 
     def observe(self, round: Round) -> None: ...
+
+    def end(self) -> None: ...
 
 
 class Engine(Protocol):

@@ -205,12 +205,17 @@ class Script:
     def __init__(self, plans: Sequence[tuple[int, int]]) -> None:
         self._plans = [Plan(depth, tokens) for depth, tokens in plans]
         self.heard: list[Round] = []
+        self.n_ends = 0
 
     def plan(self) -> Plan:
         return self._plans.pop(0) if len(self._plans) > 1 else self._plans[0]
 
     def observe(self, round: Round) -> None:
+        assert not self.n_ends, "a reply is over"
         self.heard.append(round)
+
+    def end(self) -> None:
+        self.n_ends += 1
 
 
 class Written:

@@ -22,8 +22,8 @@ from mlx_worker.bench.facts import Costs, Facts, Machine
 from mlx_worker.bench.run import OFF, Arm, Batch, Limits, Result, Row, Served, Trade
 from mlx_worker.bench.workloads import ALL
 from mlx_worker.control.decide import Estimate, Verdict
-from mlx_worker.control.status import MINUS
 from mlx_worker.engine.load import LoadedPair
+from mlx_worker.records import MINUS
 
 BRIEF = (
     "Serve a batch of requests through a draft-and-verify decoding path and record the change in "

@@ -1,8 +1,8 @@
 """Is drafting faster, by how much, and how sure is that? Estimates in, a verdict out.
 
-Owns the fixed-sample rule: every request was served plainly and at every depth, and the verdict
-comes once, at the end. Leaves the measuring to bench and the wording to status.py. Pure; any
-thread.
+Owns two rules. The *sequential* one asks after each live request whether that is enough to decide.
+The *fixed-sample* one is bench's: every request was served plainly and at every depth, and the
+verdict comes once, at the end. Leaves the measuring to measure.py and bench. Pure; any thread.
 
 Words: the *ratio* of a request at a depth is its time per token there over its time per token
 when decoded plainly: 0.8 is a quarter faster, 1.25 a fifth slower. The speed-up of many requests
@@ -13,11 +13,137 @@ request that became three times as fast outweigh two that became slower.)
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import mul
 
-from mlx_worker.control.status import verdict_text, whole_percent
+from mlx_worker.records import verdict_text, whole_percent
+
+SMALL_EFFECT = math.log(1.05)  # the likelihood ratio weighs +5 % against −5 %: smaller is level
+BOUNDARY = 6.21  # log of 0.998 / 0.002: Wald's bound for a wrong side in 0.2 % at ±5 %
+DOUBT = -2.94  # log of 0.05 / 0.95: while On, this much against it asks for a new measurement
+MIN_LOOKS = 3  # requests before the likelihood ratio may decide
+BIG_EFFECT_Z = 3.1  # standard errors at which an effect is decided however small the sample …
+MIN_BIG_LOOKS = 5  # … from so many requests on
+LEAST_PICKINGS = 0.01  # share of time worth waiting for the policy's own evidence
+DOUBTED_LOOKS = 12  # requests to find less than that where drafting has paid before
+SPREAD = 0.18  # relative spread of tau between requests before there are requests to tell
+SPREAD_PRIOR = 4  # requests' worth of trust in it
 
 CONFIDENCE = 0.90
 MIN_REQUESTS = 2  # one request has no spread, so no interval
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What live requests say of a way of drafting.
+
+    theta     log speed-up: −log of the weighted mean of tau
+    variance  of theta: the spread between requests, and what is not known of the costs
+    spread    relative SD of tau between requests, as measured
+    pickings  share of the time that drafting only where it pays would save; see `pickings`
+    n         requests; n_effective: the same number of equally weighty ones
+    """
+
+    theta: float
+    variance: float
+    spread: float
+    pickings: float
+    n: int
+    n_effective: float
+
+    @property
+    def likelihood_ratio(self) -> float:
+        """Log likelihood of +5 % over that of −5 %."""
+        return 2 * SMALL_EFFECT * self.theta / self.variance
+
+    @property
+    def z(self) -> float:
+        return self.theta / math.sqrt(self.variance)
+
+    @property
+    def is_faster(self) -> bool:
+        return _is_decided(self, 1)
+
+    @property
+    def is_slower(self) -> bool:
+        return _is_decided(self, -1)
+
+    @property
+    def estimate(self) -> "Estimate":
+        """The speed-up with its 90 % interval."""
+        degrees = min(100, max(1, round(self.n_effective - 1 + SPREAD_PRIOR)))
+        reach = _t90(degrees) * math.sqrt(self.variance)
+        low, high = math.expm1(self.theta - reach), math.expm1(self.theta + reach)
+        return Estimate(math.expm1(self.theta), low, high)
+
+
+def weigh(
+    taus: Sequence[float],
+    weights: Sequence[float],
+    cost_variance: float,
+    noises: Sequence[float] | None = None,
+) -> Evidence:
+    """Evidence of requests with these taus.
+
+    cost_variance  of the log of the costs that they share
+    noises         relative variance of each tau within its request; None: not known, so none
+    """
+    assert taus, "no requests"
+    total = math.fsum(weights)
+    mean = math.fsum(map(mul, taus, weights)) / total
+    n_effective = total * total / math.fsum(map(mul, weights, weights))
+    squares = math.fsum(w * (tau / mean - 1) ** 2 for tau, w in zip(taus, weights, strict=True))
+    squares *= n_effective / total  # as many squares as there are effective requests
+    spread = (SPREAD_PRIOR * SPREAD**2 + squares) / (SPREAD_PRIOR + n_effective - 1)
+    variance = spread / n_effective + cost_variance
+    noise = n_effective * math.fsum(map(mul, noises, weights)) / total if noises else 0.0
+    content = (SPREAD_PRIOR * SPREAD**2 + max(squares - noise, 0.0)) / (
+        SPREAD_PRIOR + n_effective - 1
+    )
+    return Evidence(
+        theta=-math.log(mean),
+        variance=variance,
+        spread=math.sqrt(spread),
+        pickings=pickings(mean, mean * math.sqrt(content * (1 + 1 / n_effective))),
+        n=len(taus),
+        n_effective=n_effective,
+    )
+
+
+def pickings(tau: float, sd: float) -> float:
+    """Share of the time that drafting would save if only the requests that gain drafted.
+
+    A draft that loses on the whole may still gain on many requests; if tau hardly differs between
+    them, there is nothing to pick. E[max(1 − tau, 0)] for a normal tau with this mean and SD.
+    """
+    u = (tau - 1) / sd
+    density = math.exp(-u * u / 2) / math.sqrt(2 * math.pi)
+    return sd * (density - u * math.erfc(u / math.sqrt(2)) / 2)
+
+
+def judge(policy: Evidence, fixed: Evidence, *, was_on: bool = False) -> bool | None:
+    """True: On. False: Off. None: not yet.
+
+    policy  drafting as it would run: depth by request, requests that don't benefit dropped
+    fixed   drafting at the best depth throughout
+    was_on  whether drafting has paid before
+
+    Both rest on the policy. A fixed depth that clearly gains is enough for On once the policy is
+    seen to gain at all: it learns while it is measured, so it lags behind. And where tau differs
+    too little between requests for anything to be picked, a fixed depth that clearly loses is
+    enough for Off: the policy drops such a draft so early that its own loss is hard to see.
+    """
+    if policy.is_faster or (fixed.is_faster and policy.theta > 0):
+        return True
+    enough = fixed.n >= (DOUBTED_LOOKS if was_on else MIN_BIG_LOOKS)
+    has_no_pickings = enough and fixed.pickings < LEAST_PICKINGS
+    return False if policy.is_slower or (fixed.is_slower and has_no_pickings) else None
+
+
+def _is_decided(evidence: Evidence, sign: int) -> bool:
+    small = evidence.n >= MIN_LOOKS and sign * evidence.likelihood_ratio >= BOUNDARY
+    return small or (evidence.n >= MIN_BIG_LOOKS and sign * evidence.z >= BIG_EFFECT_Z)
+
 
 Ratios = Mapping[int, float]  # depth → ratio of one request; the same depths for each
 
@@ -102,6 +228,11 @@ def estimate_speedup(ratios: Sequence[float]) -> Estimate:
     variance = math.fsum((ratio / mean - 1) ** 2 for ratio in ratios) / (n - 1)
     reach = math.exp(student_t((1 + CONFIDENCE) / 2, n - 1) * math.sqrt(variance / n))
     return Estimate(speedup, 1 / (mean * reach) - 1, reach / mean - 1)
+
+
+@lru_cache(maxsize=512)
+def _t90(degrees: int) -> float:
+    return student_t((1 + CONFIDENCE) / 2, degrees)
 
 
 def student_t(probability: float, degrees: int) -> float:

@@ -1,12 +1,64 @@
 """Pacers: what a session asks before each segment of decoding, and tells after each round.
 
-Owns FixedPacer, which never changes its mind. Leaves timing to the engine. One thread: the
-session's.
+Owns the course of things: when a request measures in pairs, drafts or decodes plainly, what its
+rounds add to the evidence, and when the verdict changes. Leaves estimates to measure.py, the rules
+to decide.py and the words to status.py. No clock: times come with the rounds and as arguments.
+One thread at a time: the one that runs the session.
 """
 
-from mlx_worker.records import MAX_DEPTH, Plan, Round
+import math
+import random
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import mul
+from typing import Any, Literal
+
+from mlx_worker.control import status as words
+from mlx_worker.control.decide import DOUBT, Evidence, judge, weigh
+from mlx_worker.control.measure import (
+    PAIR_TOKENS,
+    CostPair,
+    Costs,
+    Levels,
+    RequestLevel,
+    Sample,
+    bucket_of,
+    cost_pair,
+    settled_mean,
+)
+from mlx_worker.records import MAX_DEPTH, Plan, Round, Status, Traffic, whole_percent
 
 WHOLE_REQUEST_TOKENS = 1 << 30  # longer than any reply, so that the plan is asked for once
+
+DROPPED_STEPS = 3  # after prefill: caches are cold, buffers are new
+MAX_PAIRS = 8  # pairs a request; more of one request would be one opinion asked twice
+TRY_PAIRS = 4  # pairs of a re-try while Off
+BRACKET_PAIRS = 2  # pairs of a request that re-times its costs while On
+BRACKET_REQUESTS = 12  # one request in so many re-times its costs while On
+SHORT_REPLY_TOKENS = 64  # below this typical length pairs are half as long, so that some fit
+MAX_LOSS = 120.0  # ps that trials may cost on top of …
+MAX_LOSS_SHARE = 0.005  # … this share of all decode time
+OPTIMISM = 0.06  # share by which a depth that was never timed may be cheaper than the curve says
+AGAIN_LOSS = 60.0  # ps that measuring again may cost, however much was spent before
+EXIT_LOSS = 8.0  # ps a request may lose in its trial before it is let go
+PLAIN_TOKENS = (96, 768)  # a request that doesn't benefit: plain for so long, doubling up to
+LEAST_ROUNDS = 2  # rounds before a request may stop drafting: the prior alone never parks it
+TOKENS_AHEAD = (32.0, 256.0)  # how long a reply is thought to go on, from how long they were
+SAVINGS_DROP = 60.0  # ps that savings may fall below their peak while On
+MAX_SAVINGS_LOSS = 20.0  # ps of it that one request may account for: one is no trend
+RECENT = 60  # requests that the figure of On rests on
+EVIDENCE = 400  # requests that a measurement may take in
+RETRY_TOKENS = (2_500, 8_000)  # plain tokens between re-tries while Off, doubling up to
+RETRY_REQUESTS = 32  # …or so many requests, where replies are short
+RETRY_GAIN = 1.10  # tokens a ps of a re-try that asks for a new measurement
+MOVED_COST = 0.15  # share by which rounds moved while On, so that their costs are timed again …
+MOVED_ROUNDS = 8  # … for so many rounds in a row
+MOVED_STEP = 0.20  # share by which the plain step moved while Off, so that a re-try comes early
+KEPT_STEPS = 32  # steps of a plain stretch whose times are kept one by one
+LENGTH_FADE = 0.9  # memory of reply lengths
+STEP_FADE = 0.8  # memory of the plain step's time, a stretch
+
+Phase = Literal["measuring", "on", "off"]
 
 
 class FixedPacer:
@@ -21,3 +73,611 @@ class FixedPacer:
 
     def observe(self, round: Round) -> None:
         """Heard, not heeded."""
+
+    def end(self) -> None:
+        """Nothing to conclude."""
+
+
+def kind_of(traffic: Traffic) -> str:
+    """What a request has in common with others before it begins: temperature and grammar."""
+    heat = "greedy" if traffic.temperature <= 0 else "warm" if traffic.temperature <= 0.5 else "hot"
+    return f"{heat}+grammar" if traffic.has_grammar else heat
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rounds or steps in a row, and what they were for.
+
+    baseline, trial  the plain and the drafted halves of pairs
+    draft            drafting because it is On
+    plain            decoding plainly: not measured, not drafting, or a request that stopped
+    more             steps of a long plain stretch beyond those kept, and their ms
+    """
+
+    purpose: Literal["baseline", "trial", "draft", "plain"]
+    rounds: list[Round]
+    pair: int = -1
+    more: list[float] = field(default_factory=lambda: [0, 0.0])
+
+    @property
+    def tokens(self) -> int:
+        return sum(round.accepted + 1 for round in self.rounds) + int(self.more[0])
+
+    @property
+    def took_ms(self) -> float:
+        return math.fsum(round.round_ms for round in self.rounds) + self.more[1]
+
+
+@dataclass
+class Ledger:
+    """What drafting cost and gave, in ps, and all that was decoded.
+
+    trial_loss  of pairs, dropped rounds included; it bounds what may still be tried
+    granted     what trials may cost beyond their share of decoding
+    saved       by drafting while On; peak: the most it ever was since On
+    decode      everything
+    """
+
+    trial_loss: float = 0.0
+    granted: float = MAX_LOSS
+    saved: float = 0.0
+    peak: float = 0.0
+    decode: float = 0.0
+
+    @property
+    def is_spent(self) -> bool:
+        return self.trial_loss > self.granted + MAX_LOSS_SHARE * self.decode
+
+    def grant(self, loss: float) -> None:
+        """Let trials cost so much from now on, if they might not already."""
+        spent = self.trial_loss - MAX_LOSS_SHARE * self.decode
+        self.granted = max(self.granted, spent + loss)
+
+
+@dataclass
+class Memory:
+    """All that a controller knows; plain values, so that a log can hold it.
+
+    samples       the evidence of this measurement, or of the requests since On
+    kinds         kinds and contexts of traffic that the last measurement saw
+    step_ms       context bucket → the plain step, lately
+    verdict_step_ms  the same when the verdict fell
+    """
+
+    phase: Phase = "measuring"
+    since_s: float = 0.0
+    why: str = ""
+    n_requests: int = 0
+    costs: Costs = field(default_factory=Costs)
+    levels: Levels = field(default_factory=Levels)
+    ledger: Ledger = field(default_factory=Ledger)
+    samples: list[Sample] = field(default_factory=list[Sample])
+    kinds: list[str] = field(default_factory=list[str])
+    step_ms: dict[int, float] = field(default_factory=dict[int, float])
+    verdict_step_ms: dict[int, float] = field(default_factory=dict[int, float])
+    reply_tokens: float = 4.0 * SHORT_REPLY_TOKENS
+    plain_tokens: int = 0
+    plain_requests: int = 0
+    retry_tokens: int = RETRY_TOKENS[0]
+    bracket_in: int = BRACKET_REQUESTS
+    was_on: bool = False
+
+
+class Controller:
+    """Measures and decides for one loaded model with its draft; from scratch at each load.
+
+    curve   depth → ps of a round as timed alone at load; ranks depths until pairs do
+    depths  the depths it may use; one alone is a fixed depth
+    seed    of the order of pairs
+    forced  "on" drafts in every request as if the verdict were On, and never changes it: to time
+            the policy itself
+    on_concluded  hears of each request once it was taken in; for a log
+
+    Next: `begin` for each request, then give the pacer to its session.
+    """
+
+    def __init__(
+        self,
+        *,
+        curve: Mapping[int, float] | None = None,
+        depths: Sequence[int] = tuple(range(1, MAX_DEPTH + 1)),
+        seed: int = 0,
+        forced: Literal["on"] | None = None,
+        on_concluded: "Callable[[RequestPacer], None]" = lambda _: None,
+    ) -> None:
+        assert depths, "a controller needs a depth"
+        assert all(1 <= depth <= MAX_DEPTH for depth in depths), depths
+        self.depths = tuple(sorted(depths))
+        self.seed = seed
+        self.forced: Literal["on"] | None = forced
+        self.n_concluded = 0
+        self._on_concluded = on_concluded
+        self.memory = Memory(costs=Costs(curve=dict(curve or {})))
+        self._active: list[RequestPacer] = []
+        self._priced: tuple[Evidence, Evidence, int] | None = None
+        if forced:
+            self.memory.phase = "on"
+
+    def begin(self, traffic: Traffic, now_s: float) -> "RequestPacer":
+        """The pacer of one request. Requests that overlap are served, but teach nothing."""
+        memory = self.memory
+        memory.n_requests += 1
+        mode, n_pairs = self._mode(traffic)
+        request = RequestPacer(self, traffic, mode, n_pairs, now_s)
+        self._active.append(request)
+        if len(self._active) > 1:
+            for other in self._active:
+                other.disturb()
+        return request
+
+    @property
+    def status(self) -> Status:
+        return words.status_of(self)
+
+    @property
+    def is_leaning(self) -> bool:
+        """Whether the evidence so far favours drafting, though not enough to say so."""
+        return self.memory.phase == "on" or (bool(self.memory.samples) and self.evidence()[0].z > 1)
+
+    def evidence(self) -> tuple[Evidence, Evidence, int]:
+        """Of the policy, of the best fixed depth, and that depth. Needs a sample."""
+        if self._priced is None:
+            self._priced = self._price()
+        return self._priced
+
+    # --- one request
+
+    def _mode(self, traffic: Traffic) -> tuple[Phase, int]:
+        memory = self.memory
+        if self.forced:
+            return "on", 0
+        if memory.phase == "measuring":
+            return ("measuring", 0 if memory.ledger.is_spent else MAX_PAIRS)
+        if memory.phase == "on":
+            memory.bracket_in -= 1
+            return ("on", BRACKET_PAIRS if memory.bracket_in < 0 else 0)
+        return ("off", TRY_PAIRS if self._retries(traffic) else 0)
+
+    def _retries(self, traffic: Traffic) -> bool:
+        """Off: whether this request tries drafting again."""
+        memory = self.memory
+        if memory.ledger.is_spent:
+            return False
+        if memory.plain_tokens >= memory.retry_tokens or memory.plain_requests >= RETRY_REQUESTS:
+            return True
+        if memory.plain_tokens < RETRY_TOKENS[0]:
+            return False
+        bucket = bucket_of(traffic.prompt_tokens)
+        before, now = memory.verdict_step_ms.get(bucket), memory.step_ms.get(bucket)
+        has_moved = before and now and abs(now / before - 1) > MOVED_STEP
+        return bool(has_moved) or situation(traffic) not in memory.kinds
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._active
+
+    def conclude(self, request: "RequestPacer", now_s: float) -> None:
+        """Take in what one request showed, and change the verdict where that is enough."""
+        self._active.remove(request)
+        self._take_in(request, now_s)
+        self.n_concluded += 1
+        self._on_concluded(request)
+
+    def _take_in(self, request: "RequestPacer", now_s: float) -> None:
+        memory = self.memory
+        report = request.report()
+        self._priced = None
+        memory.ledger.decode += report.decode
+        memory.reply_tokens += (1 - LENGTH_FADE) * (report.tokens - memory.reply_tokens)
+        memory.plain_tokens += report.plain_tokens
+        memory.plain_requests += 1
+        if request.mode != "on":
+            memory.ledger.trial_loss += report.loss
+        if request.is_disturbed:
+            return
+        for step_ms in report.steps_ms:
+            old = memory.step_ms.get(report.bucket, step_ms)
+            memory.step_ms[report.bucket] = STEP_FADE * old + (1 - STEP_FADE) * step_ms
+        memory.levels.hear(request.kind, request.level)
+        memory.costs.hear(report.pairs)
+        conclusion: dict[Phase, Callable[[RequestPacer, Report, float], None]] = {
+            "measuring": self._conclude_measuring,
+            "on": self._conclude_on,
+            "off": self._conclude_off,
+        }
+        if request.mode == memory.phase:
+            conclusion[memory.phase](request, report, now_s)
+
+    def _conclude_measuring(self, request: "RequestPacer", report: "Report", now_s: float) -> None:
+        memory = self.memory
+        if report.sample.total_rounds:
+            memory.samples = [*memory.samples, report.sample][-EVIDENCE:]
+            memory.kinds = sorted({*memory.kinds, situation(request.traffic)})
+        if not memory.samples or not memory.costs.pairs:
+            return
+        policy, fixed, _ = self.evidence()
+        decision = judge(policy, fixed, was_on=memory.was_on)
+        is_losing = policy.theta <= 0 and fixed.likelihood_ratio < DOUBT / 2
+        if decision is None and memory.ledger.is_spent and is_losing:
+            decision = False
+        if decision and whole_percent(math.expm1(policy.theta)) >= 1:
+            self._enter("on", now_s, words.why_on(policy))
+        elif decision is False:
+            self._enter("off", now_s, words.why_off(fixed))
+
+    def _conclude_on(self, request: "RequestPacer", report: "Report", now_s: float) -> None:
+        memory, sample, ledger = self.memory, report.sample, self.memory.ledger
+        if request.n_pairs:
+            memory.bracket_in = BRACKET_REQUESTS
+        if report.has_moved or not memory.costs.is_sure:
+            memory.bracket_in = 0
+        if sample.total_rounds:
+            memory.samples = [*memory.samples, sample][-RECENT:]
+        # By the costs that pairs showed: the plain step itself was last timed some time ago.
+        saved = sample.tokens - sample.cost(memory.costs.table(sample.bucket))
+        ledger.saved += max(saved, -MAX_SAVINGS_LOSS)
+        ledger.peak = max(ledger.peak, ledger.saved)
+        if self.forced or not memory.samples:
+            return
+        policy = self.evidence()[0]
+        if ledger.peak - ledger.saved > SAVINGS_DROP:
+            self._enter("measuring", now_s, words.WHY_SAVINGS)
+        elif policy.likelihood_ratio <= DOUBT or whole_percent(math.expm1(policy.theta)) < 1:
+            self._enter("measuring", now_s, words.WHY_DOUBT)
+
+    def _conclude_off(self, request: "RequestPacer", report: "Report", now_s: float) -> None:
+        memory = self.memory
+        if not request.n_pairs or not report.sample.total_rounds:
+            return
+        memory.plain_tokens = memory.plain_requests = 0
+        memory.retry_tokens = min(2 * memory.retry_tokens, RETRY_TOKENS[1])
+        memory.samples = [*memory.samples, report.sample][-EVIDENCE:]
+        memory.kinds = sorted({*memory.kinds, situation(request.traffic)})
+        theta = self.evidence()[0].theta
+        if report.gain > RETRY_GAIN or (report.gain > 1 and theta > 0):
+            self._enter("measuring", now_s, words.WHY_RETRY)
+            memory.costs.pairs = []
+            memory.costs.hear(report.pairs)
+            memory.samples = [report.sample]
+        else:
+            memory.verdict_step_ms.update(memory.step_ms)
+
+    def _enter(self, phase: Phase, now_s: float, why: str) -> None:
+        """Change the verdict. What was measured stays for its figure, until measuring again."""
+        memory = self.memory
+        memory.phase, memory.since_s, memory.why = phase, now_s, why
+        memory.verdict_step_ms = dict(memory.step_ms)
+        memory.plain_tokens = memory.plain_requests = 0
+        if phase == "measuring":
+            memory.samples, memory.kinds = [], []
+            memory.ledger.grant(AGAIN_LOSS)
+        elif phase == "on":
+            memory.samples = memory.samples[-RECENT:]
+            memory.bracket_in = BRACKET_REQUESTS
+            memory.retry_tokens = RETRY_TOKENS[0]
+            memory.ledger.saved = memory.ledger.peak = 0.0
+            memory.was_on = True
+        self._priced = None
+
+    def _price(self) -> tuple[Evidence, Evidence, int]:
+        samples, costs = self.memory.samples, self.memory.costs
+        tables = [costs.table(bucket) for bucket in range(3)]
+        weights = [sample.weight for sample in samples]
+        taus = [sample.tau(tables[sample.bucket]) for sample in samples]
+        policy = weigh(taus, weights, costs.variance)
+        best: tuple[Evidence, int] | None = None
+        for depth in self.depths:
+            priced = [
+                tau
+                for sample in samples
+                if (tau := sample.tau_at(depth, tables[sample.bucket])) is not None
+            ]
+            if 2 * len(priced) < len(samples):
+                continue
+            depth_taus, depth_weights, noises = zip(*priced, strict=True)
+            fixed = weigh(depth_taus, depth_weights, costs.variance, noises)
+            if best is None or fixed.theta > best[0].theta:
+                best = fixed, depth
+        return (policy, *(best or (policy, self.depths[0])))
+
+
+def situation(traffic: Traffic) -> str:
+    """What a re-try while Off is for: kind and context, as one word."""
+    return f"{kind_of(traffic)}/{bucket_of(traffic.prompt_tokens)}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one request adds, worked out once it has ended.
+
+    decode      ps of all of it
+    loss        ps that its drafts cost beyond what they gave; below 0 is a gain
+    gain        tokens a ps of its drafted rounds, 0 where there were none
+    steps_ms    settled plain step times, one for each stretch
+    has_moved   its rounds took longer or shorter than costs say, many in a row
+    """
+
+    bucket: int
+    tokens: int
+    plain_tokens: int
+    decode: float
+    loss: float
+    gain: float
+    steps_ms: list[float]
+    pairs: list[CostPair]
+    sample: Sample
+    has_moved: bool
+
+
+class RequestPacer:
+    """Paces one request: a course of stretches, as its controller's phase asks."""
+
+    def __init__(
+        self, controller: Controller, traffic: Traffic, mode: Phase, n_pairs: int, now_s: float
+    ) -> None:
+        memory = controller.memory
+        self._controller = controller
+        self.traffic = traffic
+        self.kind = kind_of(traffic)
+        self.mode: Phase = mode
+        self.n_pairs = n_pairs
+        self.begun_s = now_s
+        self.number = memory.n_requests
+        self.bucket = bucket_of(traffic.prompt_tokens)
+        self.costs = memory.costs.table(self.bucket)
+        self.level = RequestLevel(memory.levels.table(self.kind))
+        self.stretches: list[Stretch] = []
+        self.is_disturbed = False
+        self.is_over = False
+        self.n_stops = 0
+        self.begun_after = controller.n_concluded
+        # What the course depends on is settled here, so that no later request can change it.
+        is_short = memory.reply_tokens < SHORT_REPLY_TOKENS
+        self._pair_tokens = PAIR_TOKENS // 2 if is_short else PAIR_TOKENS
+        self._drafts_on = mode == "on" or (mode == "measuring" and controller.is_leaning)
+        self._depths = controller.depths
+        self._hoped_costs = self.costs
+        if n_pairs:
+            hopes = [1 - OPTIMISM / (1 + memory.costs.n_pairs(k)) for k in range(MAX_DEPTH + 1)]
+            self._hoped_costs = list(map(mul, self.costs, hopes))
+        self._tokens_ahead = min(max(memory.reply_tokens, TOKENS_AHEAD[0]), TOKENS_AHEAD[1])
+        self._coin = random.Random(f"{controller.seed}:{memory.n_requests}").random() < 0.5
+        self._stopped_at: int | None = None  # trial rounds after which On would have stopped
+        self._n_trial_rounds = 0
+        self._course = self._run()
+        self._hear: Callable[[Round], None] = lambda _: None
+
+    def plan(self) -> Plan:
+        return next(self._course)
+
+    def observe(self, round: Round) -> None:
+        self._hear(round)
+
+    def disturb(self) -> None:
+        """Something else used the machine: served as planned, but nothing is learnt from it."""
+        self.is_disturbed = True
+
+    def end(self) -> None:
+        """The reply is over, however it ended. Safe to call twice."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self._course.close()
+        took_s = math.fsum(stretch.took_ms for stretch in self.stretches) / 1000
+        self._controller.conclude(self, self.begun_s + took_s)
+
+    # --- the course
+
+    def _run(self) -> Generator[Plan, None, None]:
+        if self.n_pairs:
+            yield from self._pairs()
+        if self._drafts_on and self._stopped_at is None:
+            yield from self._drafts()
+        self._open("plain")
+        while True:
+            yield Plan(0, WHOLE_REQUEST_TOKENS)
+
+    def _pairs(self) -> Generator[Plan, None, None]:
+        """Plain and drafted stretches in ABBA order, until enough or the request is let go."""
+        coin, n_tokens, n_dropped = self._coin, self._pair_tokens, DROPPED_STEPS
+        if coin:
+            self._open("plain")
+            yield Plan(0, n_dropped)
+            n_dropped = 0
+        for pair in range(self.n_pairs):
+            for is_draft in (True, False) if coin else (False, True):
+                if is_draft:
+                    yield from self._trial(pair, n_tokens)
+                else:
+                    self._open("baseline", pair)
+                    yield Plan(0, n_tokens + n_dropped)
+                n_dropped = 0
+            coin = not coin
+            if self._loses():
+                return
+
+    def _trial(self, pair: int, n_tokens: int) -> Generator[Plan, None, None]:
+        rounds = self._open("trial", pair)
+        depth, _ = self.level.best_depth(self._hoped_costs, self._depths)
+        yield Plan(depth, n_tokens)
+        for round in rounds:
+            self._n_trial_rounds += 1
+            self.level.hear(round.depth, round.accepted)
+            if self._stopped_at is None and self._should_stop(self._n_trial_rounds):
+                self._stopped_at = self._n_trial_rounds
+
+    def _loses(self) -> bool:
+        if self._stopped_at is None:
+            return False
+        lost = math.fsum(
+            self.costs[round.depth] - round.accepted - 1
+            for stretch in self.stretches
+            if stretch.purpose == "trial"
+            for round in stretch.rounds
+        )
+        return lost >= EXIT_LOSS
+
+    def _should_stop(self, n_rounds: int) -> bool:
+        depth, value = self.level.best_depth(self.costs, self._depths)
+        return n_rounds >= LEAST_ROUNDS and not self._pays(depth, value)
+
+    def _pays(self, depth: int, value: float) -> bool:
+        return self.level.pays(self.costs, depth, value, self._tokens_ahead)
+
+    def _drafts(self) -> Generator[Plan, None, None]:
+        """Rounds at the depth that pays here; plainly for a while where none does."""
+        level, costs, depths = self.level, self.costs, self._depths
+        n_plain, most = PLAIN_TOKENS
+        n_least = LEAST_ROUNDS
+        while True:
+            rounds = self._open("draft")
+            depth, value = level.best_depth(costs, depths)
+            while len(rounds) < n_least or self._pays(depth, value):
+                yield PLANS[depth]
+                last = rounds[-1]
+                level.hear(last.depth, last.accepted)
+                depth, value = level.best_depth(costs, depths)
+            self.n_stops += 1
+            self._open("plain")
+            yield Plan(0, n_plain)
+            n_plain, n_least = min(2 * n_plain, most), 1
+            level.relax()
+
+    def _open(self, purpose: Any, pair: int = -1) -> list[Round]:
+        stretch = Stretch(purpose, [], pair)
+        self.stretches.append(stretch)
+        self._hear = self._hear_plain if purpose == "plain" else stretch.rounds.append
+        return stretch.rounds
+
+    def _hear_plain(self, round: Round) -> None:
+        stretch = self.stretches[-1]
+        if len(stretch.rounds) < KEPT_STEPS:
+            stretch.rounds.append(round)
+        else:
+            self.hear_more(1, round.round_ms)
+
+    def hear_more(self, n_steps: int, took_ms: float) -> None:
+        """Plain steps of a stretch that is long already, of which only the sums are kept."""
+        more = self.stretches[-1].more
+        more[0] += n_steps
+        more[1] += took_ms
+
+    # --- what it showed
+
+    def report(self) -> Report:
+        stretches = [stretch for stretch in self.stretches if stretch.rounds]
+        steps = self._steps(stretches)
+        decode = loss = 0.0
+        tokens = plain_tokens = drafted_tokens = 0
+        for stretch, step_ms in zip(stretches, steps, strict=True):
+            n = sum(round.accepted + 1 for round in stretch.rounds)
+            spent = (
+                math.fsum(round.round_ms for round in stretch.rounds) / step_ms if step_ms else n
+            )
+            tokens += n
+            if stretch.purpose in ("trial", "draft"):
+                decode += spent
+                loss += spent - n
+                drafted_tokens += n
+            else:
+                decode += n
+                plain_tokens += n
+        return Report(
+            bucket=self.bucket,
+            tokens=tokens,
+            plain_tokens=plain_tokens,
+            decode=decode,
+            loss=loss,
+            gain=drafted_tokens / (drafted_tokens + loss) if drafted_tokens else 0.0,
+            steps_ms=self._own_steps(stretches),
+            pairs=self._cost_pairs(stretches),
+            sample=self._sample(stretches, tokens),
+            has_moved=self._has_moved(stretches),
+        )
+
+    def _own_steps(self, stretches: Sequence[Stretch]) -> list[float]:
+        found = [
+            settled_mean([round.round_ms for round in stretch.rounds[1:]])
+            for stretch in stretches
+            if stretch.purpose in ("baseline", "plain") and len(stretch.rounds) > PAIR_TOKENS // 4
+        ]
+        return [step_ms for step_ms in found if step_ms]
+
+    def _steps(self, stretches: Sequence[Stretch]) -> list[float | None]:
+        """The plain step nearest before each stretch, else after it, else what it was lately."""
+        latest = self._controller.memory.step_ms.get(self.bucket)
+        own = self._own_steps(stretches)
+        latest = own[0] if own else latest
+        steps: list[float | None] = []
+        for stretch in stretches:
+            found = self._own_steps([stretch])
+            latest = found[0] if found else latest
+            steps.append(latest)
+        return steps
+
+    def _cost_pairs(self, stretches: Sequence[Stretch]) -> list[CostPair]:
+        found: list[CostPair] = []
+        halves: dict[int, dict[str, list[Round]]] = {}
+        before: Stretch | None = None
+        for stretch in stretches:
+            rounds = stretch.rounds
+            if stretch.purpose == "baseline":
+                n_dropped = DROPPED_STEPS if before is None else 1
+                halves.setdefault(stretch.pair, {})["baseline"] = rounds[n_dropped:]
+            elif stretch.purpose == "trial":
+                is_switch = before is None or before.purpose != "trial"
+                halves.setdefault(stretch.pair, {})["trial"] = rounds[1 if is_switch else 0 :]
+            before = stretch
+        for pair in halves.values():
+            trial, baseline = pair.get("trial"), pair.get("baseline")
+            if trial and baseline:
+                priced = cost_pair(
+                    trial[0].depth,
+                    bucket_of(trial[0].context_tokens),
+                    [round.round_ms for round in trial],
+                    [round.round_ms for round in baseline],
+                )
+                found += [priced] if priced else []
+        return found
+
+    def _sample(self, stretches: Sequence[Stretch], tokens: int) -> Sample:
+        """Of trials, the reply's last round is left out: it was cut by the reply's end."""
+        sample = Sample(bucket=self.bucket)
+        n_trial = 0
+        for stretch in stretches:
+            is_trial = stretch.purpose == "trial"
+            if not is_trial and stretch.purpose != "draft":
+                continue
+            rounds = stretch.rounds
+            if is_trial and stretch is stretches[-1]:
+                rounds = rounds[:-1]
+            for round in rounds:
+                n_trial += is_trial
+                sample.hear_shallower(round.depth, round.accepted)
+                if not (is_trial and self._stopped_at is not None and n_trial > self._stopped_at):
+                    sample.hear(round.depth, round.drafted, round.accepted)
+        if self._stopped_at is not None:
+            sample.plain_tokens = max(0, tokens - sample.tokens)
+        elif self.n_stops:
+            sample.plain_tokens = sum(
+                stretch.tokens for stretch in stretches if stretch.purpose == "plain"
+            )
+        return sample
+
+    def _has_moved(self, stretches: Sequence[Stretch]) -> bool:
+        step_ms = self._controller.memory.step_ms.get(self.bucket)
+        if self.mode != "on" or not step_ms:
+            return False
+        run = 0
+        for stretch in stretches:
+            if stretch.purpose != "draft":
+                continue
+            for round in stretch.rounds:
+                change = round.round_ms / (step_ms * self.costs[round.depth]) - 1
+                run = run + 1 if abs(change) > MOVED_COST else 0
+                if run >= MOVED_ROUNDS:
+                    return True
+        return False
+
+
+PLANS = tuple(Plan(depth, 1) for depth in range(MAX_DEPTH + 1))

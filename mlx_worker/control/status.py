@@ -1,26 +1,79 @@
-"""The words of a verdict: one function, so that every place shows the same text.
+"""What a controller knows → the status record that everything shows.
 
-Owns how a measured speed-up is written. Leaves to decide.py whether it is On. Pure; any thread.
+Owns which figures travel with a verdict, and the sentence of why. Leaves the nine texts and their
+precedence to records.py, which the gateway shares. Pure; any thread.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
-MINUS = "\u2212"
+from mlx_worker.control.decide import Evidence
+from mlx_worker.records import Status, whole_percent
+
+if TYPE_CHECKING:
+    from mlx_worker.control.pacer import Controller
+
+WHY_AUTOMATIC = "no request since the model was loaded"
+WHY_MEASURING = "comparing drafts with plain decoding on the first requests"
+WHY_WAITING = "comparing slowly: trials have used up what they may cost for now"
+WHY_SAVINGS = "what drafts saved has fallen: measuring again"
+WHY_DOUBT = "recent requests no longer show a gain: measuring again"
+WHY_RETRY = "a re-try was faster: measuring again"
 
 
-def verdict_text(is_on: bool, speedup: float) -> str:
-    """`On, +24%` or `Off, −18%`, rounded towards zero.
-
-    speedup  a fraction: 0.24 is 24 % faster, −0.18 is 18 % slower
-
-    On needs at least +1 %, else it is Off; Off never shows a positive number but `Off, +0%`.
-    """
-    percent = whole_percent(speedup)
-    if is_on and percent >= 1:
-        return f"On, +{percent}%"
-    return f"Off, {MINUS}{-percent}%" if percent < 0 else "Off, +0%"
+def why_on(policy: Evidence) -> str:
+    return f"{policy.n} requests were {_percent(policy.theta)} % faster with drafts"
 
 
-def whole_percent(fraction: float) -> int:
-    """Percent, rounded towards zero; 0.29 is 29 although 100 * 0.29 is a little less."""
-    return math.trunc(round(100 * fraction, 9))
+def why_off(fixed: Evidence) -> str:
+    percent = _percent(fixed.theta)
+    if percent < 0:
+        return f"{fixed.n} requests would have been {-percent} % slower with drafts"
+    return f"{fixed.n} requests were not clearly faster with drafts"
+
+
+def _percent(theta: float) -> int:
+    return whole_percent(math.expm1(theta))
+
+
+def status_of(controller: Controller) -> Status:
+    memory = controller.memory
+    ledger = memory.ledger
+    loss = ledger.trial_loss
+    share = loss / ledger.decode if ledger.decode else 0.0
+    if not memory.n_requests:
+        return Status("automatic", why=WHY_AUTOMATIC)
+    if not memory.samples or not memory.costs.pairs:
+        return Status(
+            memory.phase, loss=loss, loss_share=share, since_s=memory.since_s,
+            why=memory.why or WHY_MEASURING,
+        )  # fmt: skip
+    policy, fixed, best_depth = controller.evidence()
+    estimate = (fixed if memory.phase == "off" else policy).estimate
+    samples = memory.samples
+    n_rounds = [sum(column) for column in zip(*(s.n_rounds for s in samples), strict=True)]
+    total, drafted = sum(n_rounds), sum(s.drafted for s in samples)
+    tokens = sum(s.tokens for s in samples)
+    table = memory.costs.table(0)
+    cost = sum(n * table[depth] for depth, n in enumerate(n_rounds)) / total
+    why = memory.why or WHY_MEASURING
+    if memory.phase == "measuring" and ledger.is_spent:
+        why = WHY_WAITING
+    return Status(
+        state=memory.phase,
+        speedup=estimate.speedup,
+        low=estimate.low,
+        high=estimate.high,
+        depth=best_depth if memory.phase == "off" else n_rounds.index(max(n_rounds)),
+        acceptance=(tokens - total) / drafted if drafted else None,
+        tokens_per_round=tokens / total,
+        cost=cost,
+        requests=len(samples),
+        tokens=sum(s.tokens + s.plain_tokens for s in samples),
+        loss=loss,
+        loss_share=share,
+        since_s=memory.since_s,
+        why=why,
+    )

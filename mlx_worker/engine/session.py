@@ -8,7 +8,7 @@ Every segment leaves the caches holding exactly the committed ids: prompt and re
 last chosen id, whose keys and values are not cached yet.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from time import perf_counter
 
 import mlx.core as mx
@@ -76,12 +76,15 @@ class Session:
     def events(self) -> Iterator[Event]:
         """Progress while prefilling, Text as ids come, one Done. Closing it cancels.
 
-        However it ends, the caches then hold the committed ids and nothing else.
+        However it ends, the caches then hold the committed ids and nothing else, and the pacer
+        has been told.
         """
         try:
             yield from self._reply()
         finally:
             self.timelines.settle()
+            if self._pacer is not None:
+                self._pacer.end()
 
     def _reply(self) -> Iterator[Event]:
         pending = yield from self._prefill()
@@ -93,10 +96,10 @@ class Session:
         kept = self._keep(chosen)
         cursor = self._after_segment(kept, kept.ids, 0)
         yield self._text(kept)
-        while self._finish is None:
-            plan = self._plan()
+        plan = self._next_plan()
+        while plan is not None:
             run = self._rounds if plan.depth > 0 else self._plain
-            cursor = yield from run(cursor, plan)
+            cursor, plan = yield from run(cursor, plan)
         yield self._done()
 
     def _prefill(self) -> Iterator[Event]:
@@ -120,7 +123,10 @@ class Session:
         yield Progress(len(prompt), len(prompt))
         return pending
 
-    def _plan(self) -> Plan:
+    def _next_plan(self) -> Plan | None:
+        """What the next segment does; None once the reply is over."""
+        if self._finish is not None:
+            return None
         remaining = self._request.max_tokens - self._n_ids
         if self.drafter is None:
             return Plan(0, remaining)
@@ -129,8 +135,10 @@ class Session:
         depth = DEFAULT_DEPTH if self._request.depth is None else self._request.depth
         return Plan(depth, remaining)
 
-    def _plain(self, cursor: Cursor, plan: Plan) -> Iterator[Event]:
-        """A pipelined plain segment of up to plan.tokens ids; returns the cursor after it."""
+    def _plain(
+        self, cursor: Cursor, plan: Plan
+    ) -> Generator[Event, None, tuple[Cursor, Plan | None]]:
+        """A pipelined plain segment of up to plan.tokens ids; returns what follows it."""
         n_steps = min(max(1, plan.tokens), self._request.max_tokens - self._n_ids)
         last_ids = () if self._request.ignore_eos else self._pair.eos_ids
         steps = rounds.plain_steps(
@@ -150,15 +158,17 @@ class Session:
                 break
         steps.close()  # what it built ahead is rewound below
         assert kept is not None
-        return self._after_segment(kept, ids, 0)
+        return self._after_segment(kept, ids, 0), self._next_plan()
 
-    def _rounds(self, cursor: Cursor, plan: Plan) -> Iterator[Event]:
-        """Draft-and-verify rounds for up to plan.tokens ids; returns the cursor after them.
+    def _rounds(
+        self, cursor: Cursor, plan: Plan
+    ) -> Generator[Event, None, tuple[Cursor, Plan | None]]:
+        """Draft-and-verify rounds until a plan is plain; returns what follows them.
 
         The next round is queued before the text of this one is handed over, so that the device
-        works while the host and the client do.
+        works while the host and the client do; also where a new plan asks for another depth.
         """
-        until = self._n_ids + min(plan.tokens, self._request.max_tokens - self._n_ids)
+        until = self._n_ids + plan.tokens
         pending = self._launch(cursor, plan.depth)
         while True:
             n_context = len(self.timelines.committed)
@@ -168,12 +178,17 @@ class Session:
             self._observe(plan.depth, chosen, kept, n_context)
             self.timelines.commit([cursor.bonus, *kept.ids[:-1]])
             cursor = self._after_segment(kept, kept.ids, n_accepted(chosen, kept))
-            is_over = self._finish is not None or self._n_ids >= until
-            if not is_over:
+            following: Plan | None = plan
+            if self._finish is not None or self._n_ids >= until:
+                following = self._next_plan()
+                until = self._n_ids + (following.tokens if following else 0)
+            if following is not None and following.depth > 0:
+                plan = following
                 pending = self._launch(cursor, plan.depth)
-            yield self._text(kept)
-            if is_over:
-                return cursor
+                yield self._text(kept)
+            else:
+                yield self._text(kept)
+                return cursor, following
 
     def _launch(self, cursor: Cursor, depth: int) -> rounds.Pending:
         """A round never drafts past the last id that may be kept."""

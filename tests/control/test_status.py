@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_worker.control.status import verdict_text
+from mlx_worker.records import verdict_text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,214 @@
+"""A course replays from its lines alone, bit for bit, and what was changed in them is noticed."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mlx_worker.control import measure, pacer
+from mlx_worker.control.log import ReplayDiffers, head, replay, request_line
+from mlx_worker.control.pacer import Controller, RequestPacer
+from mlx_worker.decisions import DecisionLog, read
+from mlx_worker.records import Round, Traffic
+from tests.courses import EVENTS, course_lines, curve, eventful_course, plain, serve
+
+WORDS = {"request", "measuring", "on", "off", "baseline", "trial", "draft", "plain"}
+
+
+def is_replayed(lines: list[dict[str, Any]]) -> bool:
+    """Whether the head's controller writes the same requests again."""
+    try:
+        return plain(replay(lines)) == lines[1:]
+    except ReplayDiffers:
+        return False
+
+
+def logged(**options: Any) -> tuple[Controller, list[dict[str, Any]]]:
+    """A new controller and its lines, the head first."""
+    lines: list[dict[str, Any]] = []
+    controller = Controller(
+        **options, on_concluded=lambda request: lines.append(request_line(controller, request))
+    )
+    lines.append(head(controller, {}, 0.0))
+    return controller, lines
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text in a value, but for keys."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for each in value.values():
+                yield from strings(each)
+        case list():
+            for each in value:
+                yield from strings(each)
+        case _:
+            pass
+
+
+# --- the same again ---------------------------------------------------------------------------
+
+
+def test_a_course_replays_from_its_file_bit_for_bit(tmp_path: Path):
+    """On, brackets, exits, a change of mind, Off; overlaps, a disturbance, clients that leave."""
+    seed, expected = eventful_course()
+    log = DecisionLog(tmp_path, {"model": "m", "draft": "d"}, now_s=lambda: 0.0)
+    controller = Controller(curve=curve(seed), seed=seed, on_concluded=log.hear)
+    log.attach(controller)
+    serve(70, controller, seed=seed, **EVENTS)
+    log.close()
+    ((part,),) = [history.parts for history in read(tmp_path)]
+    assert part.requests == expected[1:]
+    assert plain(replay(part.lines)) == part.requests
+
+
+@pytest.mark.parametrize("what", ["overlap", "disturbance", "early end", "long plain reply"])
+def test_the_course_has_what_its_replay_is_tested_on(what: str):
+    """Otherwise the test above would say nothing about it."""
+    requests = eventful_course()[1][1:]
+    found = {
+        "overlap": any(b["begun_after"] < a["number"] for a, b in pairwise(requests)),
+        "disturbance": any(
+            line["disturbed"] and line["number"] in EVENTS["disturbed"] for line in requests
+        ),
+        "early end": any(line["left_early"] and line["mode"] == "on" for line in requests),
+        "long plain reply": any("more" in part for line in requests for part in line["segments"]),
+    }
+    assert found[what]
+
+
+def test_a_course_replays_from_a_head_in_its_middle():
+    """As in a file that was begun when the one before was full."""
+    lines: list[dict[str, Any]] = []
+
+    def hear(request: RequestPacer) -> None:
+        lines.append(request_line(controller, request))
+        if controller.n_concluded in (5, 40) and controller.is_idle:
+            lines.append(head(controller, {}, 0.0))
+
+    seed = eventful_course()[0]
+    controller = Controller(curve=curve(seed), seed=seed, on_concluded=hear)
+    serve(70, controller, seed=seed, **EVENTS)
+    lines = plain(lines)
+    starts = [n for n, line in enumerate(lines) if line["kind"] == "head"]
+    assert len(starts) == 2
+    assert is_replayed(lines[starts[0] : starts[1]])
+    assert is_replayed(lines[starts[1] :])
+
+
+def test_a_forced_controller_replays():
+    """It drafts whatever it sees, from its head on."""
+    controller, lines = logged(depths=(2, 3), forced="on")
+    serve(5, controller)
+    assert is_replayed(plain(lines))
+    assert {line["status"]["state"] for line in lines[1:]} == {"on"}
+
+
+def test_a_context_that_grows_over_the_edge_of_a_bucket_replays():
+    """The line has a segment's first context; the first round of a trial doesn't price it."""
+    for before_edge in range(30):
+        controller, lines = logged()
+        context = measure.BUCKETS[0] - before_edge
+        request = controller.begin(Traffic(context), 0.0)
+        for _ in range(3):
+            plan, until = request.plan(), context + 20
+            while context < until:
+                request.observe(Round(plan.depth, plan.depth, 1, 20.0 + plan.depth, context))
+                context += 2
+        request.end()
+        assert is_replayed(plain(lines))
+
+
+# --- not the same -----------------------------------------------------------------------------
+
+
+def test_a_changed_time_is_noticed():
+    """One round of the first request, a thousandth slower."""
+    lines = plain(eventful_course()[1])
+    trial = next(part for part in lines[1]["segments"] if part["purpose"] == "trial")
+    trial["times"][1][0] *= 1.001
+    assert not is_replayed(lines)
+
+
+def test_a_changed_count_is_noticed():
+    """One more accepted id, or another depth than the controller plans."""
+    for place in (1, 3):
+        lines = plain(eventful_course()[1])
+        trial = next(part for part in lines[1]["segments"] if part["purpose"] == "trial")
+        trial["times"][1][place] += -1 if trial["times"][1][place] else 1
+        assert not is_replayed(lines)
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "value"),
+    [(measure, "WINSOR", 1.05), (measure, "LEVEL_FADE", 0.96), (pacer, "MAX_PAIRS", 7)],
+)
+def test_a_changed_constant_is_noticed(
+    home: ModuleType, name: str, value: float, monkeypatch: pytest.MonkeyPatch
+):
+    """Of the estimates or of the course: a log tells which rules it was decided by."""
+    lines = eventful_course()[1]
+    monkeypatch.setattr(home, name, value)
+    assert not is_replayed(lines)
+
+
+def test_a_left_out_request_is_noticed():
+    """Its successors would begin in another state."""
+    lines = eventful_course()[1]
+    assert not is_replayed(lines[:5] + lines[6:])
+
+
+def test_a_log_without_its_head_or_of_another_format_is_refused():
+    """By name, not by a difference somewhere in it."""
+    first, *requests = plain(eventful_course()[1])
+    for lines in (requests, [{**first, "format": 2}, *requests]):
+        with pytest.raises(ReplayDiffers, match="no head of format 1"):
+            list(replay(lines))
+
+
+# --- what a line holds ------------------------------------------------------------------------
+
+
+def test_a_line_holds_no_word_of_a_conversation():
+    """All texts in it are of a closed set, but for the status's own two."""
+    for line in eventful_course()[1][1:]:
+        assert {*strings({**line, "status": None})} <= WORDS
+        assert {*strings(line["status"])} <= WORDS | {line["status"]["text"], line["status"]["why"]}
+
+
+def test_a_line_counts_what_its_rounds_say():
+    """The figures for a reader are those of the segments."""
+    for line in eventful_course()[1][1:]:
+        times = [time for part in line["segments"] for time in part["times"]]
+        more = sum(part["more"][0] for part in line["segments"] if "more" in part)
+        rounds = [time for time in times if len(time) == 4]
+        assert line["rounds"] == len(rounds)
+        assert line["depths"] == sorted({time[1] for time in rounds})
+        assert line["drafted"] == sum(time[2] for time in rounds)
+        assert line["accepted"] == sum(time[3] for time in rounds)
+        assert line["tokens"] == len(times) + line["accepted"] + more
+
+
+def test_a_requests_own_gain_has_the_sign_of_its_times():
+    """Rounds of 1.25 steps that give 2 ids gain 60 %; without a plain step there is no gain."""
+    controller, lines = logged(depths=(2,), forced="on")
+    for has_steps in (False, True):
+        request = controller.begin(Traffic(10), 0.0)
+        request.plan()
+        for n in range(3):
+            request.observe(Round(2, 2, 1, 25.0, 10 + 2 * n))
+            request.plan()
+        if has_steps:
+            controller.memory.step_ms[0] = 20.0
+        request.end()
+    assert [line["gain"] for line in lines[1:]] == [None, pytest.approx(0.6)]
+
+
+def test_the_same_course_gives_the_same_lines():
+    """Nothing in a line depends on the clock of the machine or on the order of a set."""
+    assert course_lines(1, 12) == course_lines(1, 12)
