@@ -85,7 +85,9 @@ def bench(
     draft: DraftFlag = None,
     modes: Annotated[
         str | None,
-        typer.Option(help="Of off,assistant,model,lookup.", show_default="off and the draft's"),
+        typer.Option(
+            help="Of off,assistant,model,lookup,auto.", show_default="off and the draft's"
+        ),
     ] = None,
     depths: Annotated[str, typer.Option(help="Drafted ids a round, up to 8.")] = "0,1,2,3,4",
     workloads: Annotated[
@@ -110,6 +112,9 @@ def bench(
             show_default="config, else coupled",
         ),
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve each request once, as Automatic decides.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the JSON here.")
     ] = None,
@@ -121,12 +126,23 @@ def bench(
 
     Serves a batch of requests and records the change in latency per request. Every request runs in
     every mode and depth, interleaved. The last line of the output is one JSON object.
+
+    Mode auto lets the worker decide from its own measurements, settles on the batch first, and is
+    compared with the best fixed depths. --live serves the requests once, in order, in that mode
+    alone, and keeps what was decided for `mlx-worker status --history`.
     """
     check_writable("--json", json_file)
     check_writable("--plot", plot_file)
     wanted_modes, wanted_depths = words(modes), depth_numbers(depths)
 
-    from mlx_worker.bench import facts as facts_of, plot, report, run, workloads as data
+    from mlx_worker.bench import (
+        facts as facts_of,
+        live as lively,
+        plot,
+        report,
+        run,
+        workloads as data,
+    )
 
     run.check_modes(wanted_modes)
     run.check_depths(wanted_depths)
@@ -140,7 +156,13 @@ def bench(
         position=settings.speculation.assistant_position,
     )
     limits = run.Limits(max_tokens, temperature, acceptance or settings.speculation.acceptance)
-    batch = run.prepare(loaded, chosen, wanted_modes, wanted_depths, limits)
+    batch = run.prepare(loaded, chosen, ["auto"] if live else wanted_modes, wanted_depths, limits)
+    if live:
+        line = bench_live(batch, settings.speculation.depth)
+        print(line, flush=True)
+        if json_file:
+            json_file.write_text(line + "\n", encoding="utf-8")
+        return
     talk(f"{len(batch.requests)} requests, each decoded in {len(batch.arms)} ways, one at a time")
     if data.repeats(chosen):
         talk("some prompts are served more than once; each counts once in the intervals")
@@ -149,16 +171,50 @@ def bench(
     report.print_facts(out, batch, facts)
     if facts.machine.is_busy:
         talk("other programs keep this machine busy, so single figures below are noisy")
+    automatic = answer_live = comparison = None
+    n_settled = 0
+    if "auto" in batch.pairs:
+        automatic = lively.Automatic(batch.pairs["auto"], depth=settings.speculation.depth)
+        talk("settling Automatic mode on the batch first")
+        n_settled = sum(1 for _ in automatic.settle(batch))
+        answer_live = automatic.reply_in(batch)
     with report.progress(batch.n_replies) as on_reply:
-        served = run.serve(batch, on_reply)
+        served = run.serve(batch, on_reply, answer_live)
     result = run.conclude(batch, served)
     report.print_result(out, batch, result)
-    line = json.dumps(report.as_json(batch, facts, result), ensure_ascii=False, allow_nan=False)
+    if automatic:
+        comparison = lively.compare(automatic, n_settled, served)
+        report.print_automatic(out, comparison)
+    found = report.as_json(batch, facts, result, comparison)
+    line = json.dumps(found, ensure_ascii=False, allow_nan=False)
     print(line, flush=True)  # before the files: minutes of measuring are not lost to a full disk
     if json_file:
         json_file.write_text(line + "\n", encoding="utf-8")
     if plot_file:
         plot.draw(result.rows, f"{loaded.name} on {facts.machine.chip}", plot_file)
+
+
+def bench_live(batch: Any, depth: int | None) -> str:
+    """Serve the batch as it comes in Automatic mode; returns the JSON line that ends the output."""
+    from mlx_worker.bench import live, report
+    from mlx_worker.decisions import DecisionLog, default_folder
+
+    pair = batch.pairs["auto"]
+    log = DecisionLog(default_folder(), {"model": pair.name, "draft": pair.draft_name})
+    automatic = live.Automatic(pair, depth=depth, on_concluded=log.hear)
+    log.attach(automatic.controller)
+    replies, text = [], None
+    try:
+        for one in live.serve_live(automatic, batch):
+            replies.append(one)
+            log.flush()
+            if one.status.text != text:
+                text = one.status.text
+                print(f"request {len(replies)}: {text}   ({one.status.why})", flush=True)
+    finally:
+        log.close()
+    talk("every request: mlx-worker status --history")
+    return json.dumps(report.live_json(batch, replies), ensure_ascii=False, allow_nan=False)
 
 
 # --- generate ---------------------------------------------------------------------------------
@@ -211,7 +267,7 @@ def generate(
         events = pair.generate(
             [{"role": "user", "content": text}],
             max_tokens=max_tokens or settings.generation.max_tokens,
-            speculation=mode,
+            speculation="off" if mode == "auto" else mode,  # one reply is too few to compare
             depth=depth,
             temperature=temperature,
             top_p=top_p,
@@ -276,7 +332,7 @@ def explanation(
     if is_depth_given:
         return "plain: --depth only counts with --speculation on"
     return (
-        "plain: whether the draft pays is not measured yet on this machine; "
+        "plain: one reply is too little to measure whether the draft pays; "
         "compare with `mlx-worker bench`, or draft with --speculation on"
     )
 
@@ -308,7 +364,8 @@ def status(
         known = ", ".join(each.model for each in kept) or "none"
         raise ConfigError(f"--model: nothing measured for {shown(model)}", hint=f"known: {known}")
     if n_skipped := sum(each.n_skipped for each in chosen):
-        talk(f"{n_skipped} lines of the decision log could not be read and are left out")
+        what = "1 line" if n_skipped == 1 else f"{n_skipped} lines"
+        talk(f"mlx-worker: {what} of the decision log could not be read")
     if as_json and history:
         for line in (line for each in chosen for line in show.request_json(each)):
             print(json.dumps(line, ensure_ascii=False))

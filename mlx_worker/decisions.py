@@ -329,6 +329,6 @@ def _lines(path: Path) -> Iterator[Line | None]:
 def _parsed(raw: bytes) -> Line | None:
     try:
         value = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -25,8 +25,8 @@ MIN_WIDTH, MAX_WIDTH = 80, 100
 DASH = "–"
 NOTHING = (
     "nothing measured yet\n"
-    "  Replies with --speculation auto measure as they go, on a model that has a draft;\n"
-    "  `mlx-worker bench` compares at once."
+    "  Replies measure as they are written, where the model has a draft and speculation\n"
+    "  is auto. `mlx-worker bench` compares at once."
 )
 COLUMNS = (  # name, width, justify; with a space between they fill MIN_WIDTH
     ("when", 11, "left"),
@@ -154,7 +154,7 @@ def loss_words(status: Status) -> str:
     """What trials have cost; a loss below zero was a gain."""
     share = f"{abs(100 * status.loss_share):.1f}% of all decoding"
     if status.loss <= 0:
-        return f"none: trials gained {-status.loss:,.0f} plain steps, {share}"
+        return f"none: trials gained {abs(status.loss):,.0f} plain steps, {share}"
     return f"{status.loss:,.0f} plain steps, {share}"
 
 

@@ -5,26 +5,37 @@ its own; ids, text and numpy arrays come back, never MLX arrays.
 """
 
 import gc
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from mlx_worker.control.pacer import Controller
+from mlx_worker.control.status import WHY_AUTOMATIC
+from mlx_worker.decisions import DecisionLog
 from mlx_worker.engine import probe, validate
+from mlx_worker.engine.costs import cost_curve
 from mlx_worker.engine.draft import Position
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.session import generate_events
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import InvalidParameter
 from mlx_worker.records import (
+    MAX_DEPTH,
     Acceptance,
     Done,
     Event,
     GenerationRequest,
+    Pacer,
     Sampling,
     Speculation,
+    Status,
     Text,
+    Traffic,
+    effective_status,
 )
 
 DEFAULT_MAX_TOKENS = 512
@@ -36,13 +47,20 @@ _LISTS = {
 
 
 def load(
-    model: str = "demo", draft: str | None = "auto", *, position: Position = "last_cached"
+    model: str = "demo",
+    draft: str | None = "auto",
+    *,
+    position: Position = "last_cached",
+    depth: int | None = None,
+    decision_log: Path | str | None = None,
 ) -> "Pair":
     """Load a model and its draft.
 
     model     a folder in Hugging Face format, a hub id, or "demo" for the pair in the package
     draft     auto: the matching one where there is one; None or "none"; "lookup"; a folder or id
     position  where an assistant's query stands: last_cached, or newest as transformers does
+    depth     the only depth that `speculation="auto"` may use; None: the one that pays
+    decision_log  a folder for what `auto` measured and decided; None keeps no log
 
     Raises ModelError; its subclass and message say what is wrong, where, and what to do.
     Next: `close` the pair to free its memory, or use it as a context manager.
@@ -50,7 +68,8 @@ def load(
     engine = EngineThread()
     try:
         wanted = None if draft is None else str(draft)
-        return Pair(engine, _Holder(engine, str(model), wanted, position))
+        decider = _Decider(depth, None if decision_log is None else Path(decision_log))
+        return Pair(engine, _Holder(engine, str(model), wanted, position), decider)
     except BaseException:
         engine.close()
         raise
@@ -80,12 +99,58 @@ class _Holder:
         gc.collect()  # what a network's modules hold of each other is freed here too
 
 
+class _Decider:
+    """The controller of a pair, made when `auto` is first asked for, and its log."""
+
+    def __init__(self, depth: int | None, folder: Path | None) -> None:
+        if depth is not None and not 1 <= depth <= MAX_DEPTH:
+            raise InvalidParameter("depth", depth, f"1 to {MAX_DEPTH}, or None")
+        self._depths = range(1, MAX_DEPTH + 1) if depth is None else [depth]
+        self._folder = folder
+        self._log: DecisionLog | None = None
+        self.controller: Controller | None = None
+
+    def pacer(self, pair: LoadedPair, request: GenerationRequest) -> Pacer | None:
+        """Who paces this request; None where nothing is to be decided. Engine thread."""
+        if request.speculation != "auto" or pair.draft_kind is None:
+            return None
+        controller = self.controller or self._made(pair)
+        traffic = Traffic(len(request.prompt_ids), request.sampling.temperature)
+        return controller.await_request(traffic, time.time())
+
+    def flush(self) -> None:
+        """Write the log. Not on the engine thread."""
+        if self._log:
+            self._log.flush()
+
+    def close(self) -> None:
+        if self._log:
+            self._log.close()
+
+    @property
+    def status(self) -> Status:
+        return self.controller.status if self.controller else Status("automatic", why=WHY_AUTOMATIC)
+
+    def _made(self, pair: LoadedPair) -> Controller:
+        if self._folder is not None:
+            self._log = DecisionLog(self._folder, {"model": pair.name, "draft": pair.draft_name})
+        hear = self._log.hear if self._log else _ignore
+        self.controller = Controller(curve=cost_curve(pair), depths=self._depths, on_concluded=hear)
+        if self._log:
+            self._log.attach(self.controller)
+        return self.controller
+
+
+def _ignore(_: object) -> None: ...
+
+
 class Pair:
     """A loaded target with its draft. Safe to use from any thread; one reply at a time."""
 
-    def __init__(self, engine: EngineThread, holder: _Holder) -> None:
+    def __init__(self, engine: EngineThread, holder: _Holder, decider: _Decider) -> None:
         self._engine = engine
         self._holder = holder
+        self._decider = decider
         self._last: Done | None = None
 
     def __enter__(self) -> "Pair":
@@ -97,6 +162,7 @@ class Pair:
     def close(self) -> None:
         """Free the memory and end the engine thread; a reply in progress fails. Safe to repeat."""
         self._engine.close(self._holder.drop)
+        self._decider.close()
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """One full pass without a cache. ids: L of them → (L, vocab_size) float32."""
@@ -140,9 +206,10 @@ class Pair:
         """Write a reply: Text pieces, then one Done, which has no text.
 
         prompt       messages ({"role", "content"}), or token ids, which skip the chat template
-        speculation  on: draft in every round; off: never; auto: plainly, until a measurement says
-                     that drafting is faster here
-        depth        drafted ids a round; None: the default
+        speculation  on: draft in every round; off: never; auto: compare the two inside the first
+                     requests, and draft once that is shown to be faster here. The first such
+                     request also times the draft's costs, for a second or two
+        depth        drafted ids a round with `on`; None: the default
         logprobs     None, or how many rivals to report beside each chosen id (0: none)
 
         Sampling left at None is the model's own generation_config, else greedy.
@@ -182,20 +249,28 @@ class Pair:
                 messages = cast(Sequence[Mapping[str, Any]], items)
                 ids = pair.encode_chat(messages, enable_thinking=enable_thinking)
             sampling = _sampling(pair, given)
-            return generate_events(pair, replace(request, prompt_ids=ids, sampling=sampling))
+            whole = replace(request, prompt_ids=ids, sampling=sampling)
+            return generate_events(pair, whole, self._decider.pacer(pair, whole))
 
         return self._events(make)
 
     def _events(self, make: Callable[[], Iterator[Event]]) -> Generator[Text | Done, None, None]:
-        for event in self._engine.stream(make):
-            if isinstance(event, Done):
-                self._last = event
-            if isinstance(event, Text | Done):
-                yield event
+        try:
+            for event in self._engine.stream(make):
+                if isinstance(event, Done):
+                    self._last = event
+                if isinstance(event, Text | Done):
+                    yield event
+        finally:
+            self._decider.flush()
 
     def status(self) -> dict[str, Any]:
         """What is loaded, and what the last reply measured. Plain values."""
         facts = self._engine.call(lambda: _facts(self._holder.get()))
+        measured = self._decider.status
+        shown = effective_status(measured, has_draft=facts["draft_kind"] is not None)
+        facts["speculation"] = shown.text
+        facts["measured"] = asdict(shown)
         timing = self._last.timing if self._last else None
         facts["last_reply"] = timing and {
             "tokens_per_second": timing.tokens_per_s,
@@ -222,7 +297,6 @@ def _facts(pair: LoadedPair) -> dict[str, Any]:
         "draft_kind": pair.draft_kind,
         "draft_bytes": pair.draft_bytes,
         "draft_problem": pair.draft_problem,
-        "speculation": "Automatic" if pair.draft_kind else None,
     }
 
 

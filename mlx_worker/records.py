@@ -200,6 +200,7 @@ class Status:
     acceptance        accepted over drafted, 0..1
     tokens_per_round  ids that an average round gave
     cost              an average round's time in plain steps
+    spread            relative SD of time per token under drafts between requests, as measured
     requests, tokens  how many the figure rests on
     loss              ps (plain steps) that trials have cost since the load, their gains deducted
     loss_share        the same as a share of all decode time
@@ -215,6 +216,7 @@ class Status:
     acceptance: float | None = None
     tokens_per_round: float | None = None
     cost: float | None = None
+    spread: float | None = None
     requests: int = 0
     tokens: int = 0
     loss: float = 0.0

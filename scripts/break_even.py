@@ -10,8 +10,8 @@ and a target of random float32 weights whose draft costs nothing.
 One session per target decodes short segments: plain, depth 1, plain, depth 2, … and back. The draft
 is always wrong there, so that every round gives one id like a plain step. Each segment of rounds is
 compared with the two plain ones beside it; c_k is the median of these ratios. Some cells are then
-confirmed with whole replies: plainly, and with an oracle that is right as often as solved, less and
-plus MARGIN. Prints tables, then one JSON object.
+confirmed: an oracle that is right as often as solved, less and plus MARGIN, drafts longer segments
+between plain ones, and what both take per id is compared. Prints tables, then one JSON object.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 
@@ -32,11 +31,13 @@ from mlx_worker.bench.facts import blas_name
 from mlx_worker.bench.workloads import BUILT_IN, pick
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.session import generate_events
-from mlx_worker.records import Done, GenerationRequest, Plan, Round
+from mlx_worker.records import GenerationRequest, Plan, Round
 from tests.oracle import OraclePair, oracle_pair, random_target
 
 DEPTHS = tuple(range(1, 9))
 MARGIN = 0.1
+CONFIRM_IDS = 12
+TRIM = 0.2
 EDGE = 1  # steps at both ends of a plain segment that aren't counted: they build two or none
 
 
@@ -47,57 +48,81 @@ class Setting:
     n_prompt   ids of context before the first segment
     n_rounds   rounds, or counted plain steps, of a segment
     n_cycles   turns through all depths and back
-    confirm    depths confirmed by whole replies of n_reply ids after n_short ids, 2·n_repeats each
+    confirm    depths confirmed by n_pairs segments of CONFIRM_IDS ids, and as many plain ones
     """
 
     n_prompt: int
     n_rounds: int
     n_cycles: int
     confirm: tuple[int, ...]
-    n_short: int
-    n_reply: int
-    n_repeats: int
+    n_pairs: int
 
     @property
-    def segments(self) -> list[Plan]:
-        """Depth and ids of each; every other one is plain, the first and the last too."""
-        plain = Plan(0, self.n_rounds + 2 * EDGE)
+    def plans(self) -> list[Plan]:
+        """The segments that c_k is measured on; every other one is plain."""
         depths = [*DEPTHS, *reversed(DEPTHS)] * self.n_cycles
-        return [plain, *(plan for k in depths for plan in (Plan(k, self.n_rounds), plain))]
+        return alternating(depths, self.n_rounds + 2 * EDGE, self.n_rounds)
+
+    def confirming(self, depth: int) -> list[Plan]:
+        return alternating([depth] * self.n_pairs, CONFIRM_IDS, CONFIRM_IDS)
 
     @property
     def n_ids(self) -> int:
-        return sum(plan.tokens for plan in self.segments)
+        """Ids of the longest reply; a segment may end with a whole round too many."""
+        longest = max(sum(plan.tokens + plan.depth for plan in self.confirming(k)) for k in DEPTHS)
+        return 1 + max(longest, sum(plan.tokens for plan in self.plans))
+
+
+def alternating(depths: Sequence[int], n_plain: int, n_drafted: int) -> list[Plan]:
+    """Plain, first depth, plain, second depth, …, plain."""
+    plain = Plan(0, n_plain)
+    return [plain, *(plan for k in depths for plan in (Plan(k, n_drafted), plain))]
 
 
 SETTINGS = {
-    "demo": Setting(200, 3, 6, (2, 6), 180, 128, 3),
-    "random": Setting(128, 1, 4, (4,), 32, 40, 1),
+    "demo": Setting(180, 3, 6, (2, 6), 24),
+    "random": Setting(100, 1, 3, (4,), 8),
 }
 TITLES = {"demo": "the demo pair, its draft charged", "random": "random weights, a draft for free"}
 
 
 class Segments:
-    """A pacer that goes through planned segments and keeps the times of their rounds and steps.
-
-    Every round must give one id, so that a segment has as many rounds as ids.
-    """
+    """A pacer that goes through plans and keeps the rounds and steps of each."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
-        self._depths = [plan.depth for plan in plans for _ in range(plan.tokens)]
-        self._plans = iter(plans)
-        self.ms: list[float] = []
+        self._plans = plans
+        self.heard: list[list[Round]] = []
 
     def plan(self) -> Plan:
-        return next(self._plans)
+        self.heard.append([])
+        return self._plans[len(self.heard) - 1]
 
     def observe(self, round: Round) -> None:
-        depth = self._depths[len(self.ms)]
-        assert (round.depth, round.drafted, round.accepted) == (depth, depth, 0), round
-        self.ms.append(round.round_ms)
+        self.heard[-1].append(round)
 
     def end(self) -> None:
         pass
+
+    @property
+    def is_done(self) -> bool:
+        n_heard = len(self.heard)
+        return n_heard == len(self._plans) and n_ids(self.heard[-1]) >= self._plans[-1].tokens
+
+
+def n_ids(rounds: Sequence[Round]) -> int:
+    return sum(round.accepted + 1 for round in rounds)
+
+
+def segments(
+    pair: OraclePair, request: GenerationRequest, plans: Sequence[Plan]
+) -> list[list[Round]]:
+    """The rounds and steps of each planned segment of one session."""
+    pacer = Segments(plans)
+    for _ in generate_events(pair, request, pacer):
+        if pacer.is_done:
+            break
+    assert pacer.is_done, "the reply ended before the plans did"
+    return pacer.heard
 
 
 @dataclass(frozen=True)
@@ -113,11 +138,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A cell end to end: time per id plainly over time per id drafted, minus 1."""
+    """A cell end to end: time per id plainly over time per id drafted, minus 1.
+
+    rounds    how many drafted ones it rests on
+    expected  from the cell's cost and the ids that rounds give at this acceptance on average
+    drawn     from the cell's cost and the ids that these rounds happened to give
+    """
 
     depth: int
     acceptance: float
+    rounds: int
     expected: float
+    drawn: float
     measured: float
 
 
@@ -147,22 +179,20 @@ def prompt_of(name: str, pair: LoadedPair, n_ids: int) -> tuple[int, ...]:
 
 def costs(pair: OraclePair, request: GenerationRequest, setting: Setting) -> list[Cell]:
     """A cell for every depth, from one session."""
-    plans = setting.segments
-    pacer = Segments(plans)
-    for _ in generate_events(replace(pair, acceptance=0.0), request, pacer):
-        pass
-    times = iter(pacer.ms)
-    typical = [typical_ms(plan, list(islice(times, plan.tokens))) for plan in plans]
+    plans = setting.plans
+    heard = segments(replace(pair, acceptance=0.0), request, plans)
+    ms = [typical_ms(plan, rounds) for plan, rounds in zip(plans, heard, strict=True)]
     rounds: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
     ratios: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
     for i in range(1, len(plans), 2):
-        rounds[plans[i].depth].append(typical[i])
-        ratios[plans[i].depth].append(typical[i] / fmean((typical[i - 1], typical[i + 1])))
+        rounds[plans[i].depth].append(ms[i])
+        ratios[plans[i].depth].append(ms[i] / fmean((ms[i - 1], ms[i + 1])))
     return [cell(depth, rounds[depth], sorted(ratios[depth])) for depth in DEPTHS]
 
 
-def typical_ms(plan: Plan, ms: Sequence[float]) -> float:
-    return median(ms if plan.depth else ms[EDGE:-EDGE])
+def typical_ms(plan: Plan, rounds: Sequence[Round]) -> float:
+    assert {round.drafted for round in rounds} == {plan.depth}, "a round was cut short"
+    return median(round.round_ms for round in (rounds if plan.depth else rounds[EDGE:-EDGE]))
 
 
 def cell(depth: int, rounds: Sequence[float], ratios: Sequence[float]) -> Cell:
@@ -171,58 +201,55 @@ def cell(depth: int, rounds: Sequence[float], ratios: Sequence[float]) -> Cell:
     return Cell(depth, median(rounds), cost, quartiles, break_even(cost, depth))
 
 
-def ms_per_id(pair: LoadedPair, request: GenerationRequest) -> float:
-    done = list(generate_events(pair, request))[-1]
-    mx.synchronize()
-    assert isinstance(done, Done)
-    return done.timing.decode_ms / (done.timing.completion_tokens - 1)
-
-
 def confirm(
-    pair: OraclePair, request: GenerationRequest, found: Cell, n_repeats: int
+    pair: OraclePair, request: GenerationRequest, found: Cell, setting: Setting
 ) -> list[Confirmation]:
-    """The cell's acceptance less and plus MARGIN, each against plain replies beside it."""
+    """The cell's acceptance less and plus MARGIN, each in one session with plain segments."""
     level = found.acceptance
     assert level is not None
-    chances = [max(0.0, level - MARGIN), min(1.0, level + MARGIN)]
-    plain_request = replace(request, speculation="off")
-    drafted_request = replace(request, speculation="on", depth=found.depth)
-    plain: list[float] = []
-    drafted: dict[float, list[float]] = {chance: [] for chance in chances}
-    for repeat in range(2 * n_repeats):
-        arms = [None, *chances] if repeat % 2 == 0 else [*reversed(chances), None]
-        for chance in arms:
-            if chance is None:
-                plain.append(ms_per_id(pair, plain_request))
-            else:
-                oracle = replace(pair, acceptance=chance, seed=repeat)
-                drafted[chance].append(ms_per_id(oracle, drafted_request))
     return [
-        Confirmation(
-            found.depth,
-            chance,
-            ids_per_round(chance, found.depth) / found.cost - 1,
-            fmean(plain) / fmean(drafted[chance]) - 1,
-        )
-        for chance in chances
+        confirmation(replace(pair, acceptance=chance), request, found, setting)
+        for chance in (max(0.0, level - MARGIN), min(1.0, level + MARGIN))
     ]
+
+
+def confirmation(
+    pair: OraclePair, request: GenerationRequest, found: Cell, setting: Setting
+) -> Confirmation:
+    plans = setting.confirming(found.depth)
+    heard = segments(pair, request, plans)
+    plain = [round for rounds in heard[::2] for round in rounds]
+    drafted = [round for rounds in heard[1::2] for round in rounds]
+    assert isinstance(pair.acceptance, float)
+    return Confirmation(
+        found.depth,
+        pair.acceptance,
+        len(drafted),
+        ids_per_round(pair.acceptance, found.depth) / found.cost - 1,
+        n_ids(drafted) / len(drafted) / found.cost - 1,
+        ms_per_id(plain) / ms_per_id(drafted) - 1,
+    )
+
+
+def ms_per_id(rounds: Sequence[Round]) -> float:
+    """From the mean round without the TRIM shortest and longest: bursts of other work are long."""
+    ms = sorted(round.round_ms for round in rounds)
+    n_cut = int(TRIM * len(ms))
+    return fmean(ms[n_cut : len(ms) - n_cut]) * len(rounds) / n_ids(rounds)
 
 
 def measure(name: str, loaded: LoadedPair, setting: Setting) -> dict[str, object]:
     """Both stages on one target, printed as they are done."""
-    ask = {"ignore_eos": True, "speculation": "auto"}
-    # The prompt's pass gives the first id; the last segment is plain and needs no room to draft.
     prompt = prompt_of(name, loaded, setting.n_prompt)
-    longer = GenerationRequest(prompt, 1 + setting.n_ids, **ask)
-    shorter = GenerationRequest(prompt_of(name, loaded, setting.n_short), setting.n_reply, **ask)
-    pair = oracle_pair(loaded, [longer, shorter], 0.0, charge=loaded.draft_kind is not None)
-    cells = costs(pair, longer, setting)
+    request = GenerationRequest(prompt, setting.n_ids, ignore_eos=True)
+    pair = oracle_pair(loaded, [request], 0.0, charge=loaded.draft_kind is not None)
+    cells = costs(pair, request, setting)
     print_cells(name, loaded, setting, cells)
     confirmed = [
         one
         for found in cells
         if found.depth in setting.confirm and found.acceptance is not None
-        for one in confirm(pair, shorter, found, setting.n_repeats)
+        for one in confirm(pair, request, found, setting)
     ]
     print_confirmed(confirmed)
     mx.clear_cache()
@@ -246,12 +273,14 @@ def print_cells(name: str, loaded: LoadedPair, setting: Setting, cells: Sequence
 
 
 def print_confirmed(confirmed: Sequence[Confirmation]) -> None:
-    print("\n| depth | acceptance | gain expected | gain measured | same sign |")
-    print("|---|---|---|---|---|")
+    print("\n| depth | acceptance | rounds | gain expected | as drawn | measured | same sign |")
+    print("|---|---|---|---|---|---|---|")
     for one in confirmed:
         agrees = "yes" if one.expected * one.measured > 0 else "NO"
-        print(f"| {one.depth} | {one.acceptance:.3f} | {one.expected:+.1%} | ", end="")
-        print(f"{one.measured:+.1%} | {agrees} |", flush=True)
+        print(
+            f"| {one.depth} | {one.acceptance:.3f} | {one.rounds} | {one.expected:+.1%} | ", end=""
+        )
+        print(f"{one.drawn:+.1%} | {one.measured:+.1%} | {agrees} |", flush=True)
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """A real controller led through requests of a simulated machine, for tests of logs.
 
-The machine gains from drafts at first, in two of three kinds of text, and loses with all later.
+Drafts gain at first, in two of three kinds of text; later the machine and its text change, and
+they lose.
 """
 
 import json
@@ -26,7 +27,14 @@ SCENARIO: dict[str, Any] = {
         {"name": "prose", "acceptance": 0.75, "temperature": 0.8, "weight": 3},
         {"name": "noise", "acceptance": 0.1, "prompt_tokens": 5000},
     ],
-    "changes": [{"at_request": CHANGE, "round_base": 3.0, "round_per_depth": 0.4}],
+    "changes": [
+        {
+            "at_request": CHANGE,
+            "round_base": 2.0,
+            "round_per_depth": 0.4,
+            "workloads": [{"name": "prose", "acceptance": 0.6}],
+        }
+    ],
 }
 
 
@@ -102,10 +110,15 @@ def play(request: RequestPacer, n_plans: int = 6, step_ms: float = 20.0) -> None
 
 
 def served(
-    controller: Controller, seed: int = 0, keys: dict[str, Any] = SCENARIO, **events: Any
+    controller: Controller,
+    seed: int = 0,
+    keys: dict[str, Any] = SCENARIO,
+    start_s: float = 0.0,
+    **events: Any,
 ) -> Iterator[int]:
     """Serve one request of the scenario after the other, as long as the next is asked for."""
     serving = Serving(Eventful(controller, **events))
+    serving.now_s = start_s
     machine = Machine(scenario.parse(keys), str(seed))
     for n in count():
         for request in machine.requests(n, n + 1):

@@ -2,13 +2,20 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mlx_worker.control.pacer import Controller
+from mlx_worker.decisions import DecisionLog, read
+from mlx_worker.history import percent
+from tests.courses import EVENTS, curve, eventful_course, serve
 
 SMALL_BENCH = (
     "bench --workloads count,chat --requests 1 --depths 0,2 --max-tokens 16 --temperature 0"
@@ -43,11 +50,11 @@ def test_help_lists_the_commands_that_exist():
     """And exits 0, with nothing on standard error."""
     ran = run("--help")
     assert (ran.returncode, ran.stderr) == (0, "")
-    for command in ("bench", "generate", "config"):
+    for command in ("bench", "generate", "status", "config"):
         assert f"\n  {command} " in ran.stdout
 
 
-@pytest.mark.parametrize("command", ["bench", "generate", "config"])
+@pytest.mark.parametrize("command", ["bench", "generate", "status", "config"])
 def test_every_command_has_help(command: str):
     """Within 80 columns."""
     ran = run(command, "--help", COLUMNS="80")
@@ -82,6 +89,7 @@ def test_the_version_is_printed():
         (["bench", "/nowhere/model"], "/nowhere/model"),
         (["generate", "--model", "/nowhere/model", "Hi"], "/nowhere/model"),
         (["generate", "  "], "PROMPT: is empty"),
+        (["status", "--model", "m"], "--model: nothing measured for 'm'. hint: known: none"),
         (["config", "show"], "config.yaml, line 2: unknown key: speculation.dept"),
     ],
 )
@@ -106,6 +114,127 @@ def test_a_wrong_command_line_is_exit_2_with_the_way_to_help(arguments: list[str
     ran = run(*arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "--help" in ran.stderr
+
+
+# --- status -----------------------------------------------------------------------------------
+
+START_S = 1_796_000_000.0  # 2026-11-30 00:53:20 UTC
+
+
+@pytest.fixture
+def decided(home: Path) -> list[dict[str, Any]]:
+    """The home's decision log holds a course with every verdict in it; returns its requests."""
+    seed, _ = eventful_course()
+    facts = {"model": "org/large", "draft": "org/small"}
+    log = DecisionLog(home / ".mlx-worker" / "decisions", facts, now_s=lambda: START_S)
+    controller = Controller(curve=curve(seed), seed=seed, on_concluded=log.hear)
+    log.attach(controller)
+    serve(70, controller, seed=seed, start_s=START_S, **EVENTS)
+    log.close()
+    (history,) = read(home / ".mlx-worker" / "decisions")
+    return history.parts[0].requests
+
+
+def test_status_without_a_measurement_says_what_to_do():
+    """Exit 0: it is an answer. For a program it is an empty list."""
+    ran = run("status")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("nothing measured yet\n")
+    assert "mlx-worker bench" in ran.stdout
+    assert run("status", "--history").stdout == ran.stdout
+    assert json.loads(run("status", "--json").stdout) == {"models": []}
+    assert run("status", "--json", "--history").stdout == ""
+
+
+def test_status_shows_the_last_verdict_and_why(decided: list[dict[str, Any]]):
+    """The text of the contract, then what it rests on, in local time."""
+    last = decided[-1]["status"]
+    ran = run("status", TZ="UTC")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    title, text, *rest = (line.strip() for line in ran.stdout.splitlines())
+    assert (title, text) == ("org/large with org/small", last["text"])
+    shown = dict(re.split(r" {2,}", line, maxsplit=1) for line in rest if "  " in line)
+    low, high = percent(last["low"])[:-1], percent(last["high"])
+    assert shown["speed-up"].endswith(f", 90% interval {low} to {high}")
+    assert shown["depth"] == str(last["depth"])
+    assert shown["acceptance"] == f"{last['acceptance']:.2f}"
+    assert shown["tokens per round"] == f"{last['tokens_per_round']:.2f}"
+    assert shown["cost per round"] == f"{last['cost']:.2f} plain steps"
+    assert shown["measured on"] == f"{last['requests']} requests, {last['tokens']:,} tokens"
+    assert f"{abs(last['loss']):,.0f} plain steps, " in shown["loss so far"]
+    assert re.fullmatch(r"2026-11-30 0[0-2]:\d\d:\d\d", shown["since"])
+    assert shown["last request"].endswith(f", number {decided[-1]['number']}")
+    assert last["why"].startswith(shown["why"])
+    assert run("status", TZ="UTC-3").stdout.count("2026-11-30 0") == 2
+    assert run("status", TZ="UTC-3").stdout != ran.stdout
+
+
+def test_status_as_json_is_the_record_of_the_last_request(decided: list[dict[str, Any]]):
+    """One line with all keys of Status and its text."""
+    (line,) = run("status", "--json").stdout.splitlines()
+    (found,) = json.loads(line)["models"]
+    assert (found["id"], found["draft"]) == ("org/large", "org/small")
+    assert found["speculation"] == decided[-1]["status"]
+    assert found["last_request_s"] == decided[-1]["begun_s"]
+
+
+def test_history_has_every_request_and_every_change_of_mind(decided: list[dict[str, Any]]):
+    """Within 80 columns, without colour in a pipe; plain requests in a row are one row."""
+    ran = run("status", "--history", COLUMNS="200")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert max(map(len, ran.stdout.splitlines())) <= 80
+    assert "\x1b" not in ran.stdout
+    rows = re.findall(r"^\d\d-\d\d \d\d:\d\d +(\d+)(?:–(\d+))? ", ran.stdout, re.MULTILINE)
+    numbers = [n for first, last in rows for n in range(int(first), int(last or first) + 1)]
+    assert numbers == sorted(line["number"] for line in decided)
+    assert len(rows) < len(decided)
+    states = [line["status"]["state"] for line in decided]
+    changes = re.findall(r"^→ (.+?): ", ran.stdout, re.MULTILINE)
+    assert changes == [
+        after["status"]["text"]
+        for before, after in pairwise(decided)
+        if before["status"]["state"] != after["status"]["state"]
+    ]
+    assert len(changes) >= len(set(states)) - 1
+
+
+def test_history_as_json_is_a_line_a_request(decided: list[dict[str, Any]]):
+    """As in the log, without the rounds."""
+    lines = [json.loads(line) for line in run("status", "--history", "--json").stdout.splitlines()]
+    assert [line["number"] for line in lines] == [line["number"] for line in decided]
+    assert [line["status"] for line in lines] == [line["status"] for line in decided]
+    assert "segments" not in lines[0]
+
+
+def test_status_can_be_of_one_model(decided: list[dict[str, Any]]):
+    """By its id or the last part of it; another name is an error that lists what there is."""
+    full, short = run("status", "--model", "org/large"), run("status", "--model", "large")
+    assert full.stdout == short.stdout == run("status").stdout
+    other = run("status", "--model", "org")
+    assert other.returncode == 2
+    assert "known: org/large" in other.stderr
+
+
+def test_status_says_how_many_lines_it_left_out(home: Path, decided: list[dict[str, Any]]):
+    """On standard error; the rest is shown."""
+    (file,) = (home / ".mlx-worker" / "decisions").glob("*.jsonl")
+    file.write_bytes(file.read_bytes()[:-50])
+    ran = run("status", "--json")
+    assert ran.stderr == "mlx-worker: 1 line of the decision log could not be read\n"
+    (found,) = json.loads(ran.stdout)["models"]
+    assert found["last_request_s"] == decided[-2]["begun_s"]
+
+
+def test_status_loads_no_model_library(decided: list[dict[str, Any]]):
+    """It only reads files."""
+    script = (
+        "import sys\n"
+        "from mlx_worker.cli import app\n"
+        "app(['status'], standalone_mode=False)\n"
+        "print(sorted({'mlx', 'mlx_lm', 'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ran.stdout.splitlines()[-1], ran.stderr) == ("[]", "")
 
 
 # --- config -----------------------------------------------------------------------------------
@@ -204,13 +333,13 @@ def test_generate_writes_the_reply_alone_to_standard_output():
     assert off.stderr.splitlines()[-1] == "plain: speculation is off"
 
 
-def test_auto_says_that_nothing_is_measured_yet():
+def test_auto_says_that_one_reply_measures_nothing():
     """And how to find out, or to draft anyway; - reads the prompt from standard input."""
     ran = run("generate", "--max-tokens", "4", "--seed", "1", "-", stdin=COUNT)
     assert ran.returncode == 0, ran.stderr
     first, *_, last = ran.stderr.splitlines()
     assert first.startswith("no model configured: using the embedded demo pair")
-    assert "not measured yet on this machine" in last
+    assert "one reply is too little to measure" in last
     assert "mlx-worker bench" in last
 
 

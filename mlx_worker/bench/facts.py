@@ -104,7 +104,9 @@ def costs(pairs: Mapping[str, LoadedPair]) -> Costs:
     target = pairs["off"]
     return Costs(
         verify_ms=verify_pass_ms(target, PASS_ROWS),
-        draft_ms={mode: draft_step_ms(pair) for mode, pair in pairs.items() if mode != "off"},
+        draft_ms={
+            mode: draft_step_ms(pair) for mode, pair in pairs.items() if mode not in ("off", "auto")
+        },
         read_bytes=target.target_bytes,
         read_ms=read_ms(target.target_bytes),
     )

@@ -11,6 +11,7 @@ import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -19,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mlx_worker.bench.facts import Costs, Facts, Machine
-from mlx_worker.bench.run import OFF, Arm, Batch, Limits, Result, Row, Served, Trade
+from mlx_worker.bench.live import Comparison, LiveReply
+from mlx_worker.bench.run import AUTO, OFF, Arm, Batch, Limits, Result, Row, Served, Trade
 from mlx_worker.bench.workloads import ALL
 from mlx_worker.control.decide import Estimate, Verdict
 from mlx_worker.engine.load import LoadedPair
@@ -98,7 +100,7 @@ def print_facts(out: Console, batch: Batch, facts: Facts) -> None:
     print_table(
         out, "Cost of a verify pass by rows; one row is a plain step", cost_table(facts.costs)
     )
-    if len(batch.arms) > 1:
+    if any(arm.depth for arm in batch.arms):
         title = "What a round must give to pay, and gives at most (from the costs alone)"
         print_table(out, title, ceiling_table(facts.costs, batch.arms))
 
@@ -115,8 +117,27 @@ def print_result(out: Console, batch: Batch, result: Result) -> None:
     for mode, verdict in result.verdicts.items():
         out.print(verdict_line(mode, verdict), soft_wrap=True)
         print_depth_note(out, result.rows, mode, verdict)
-    if not result.verdicts:
+    if not result.verdicts and AUTO not in batch.arms:
         out.print(f"\nVerdict   none: {why_no_verdict(batch)}", soft_wrap=True)
+
+
+def print_automatic(out: Console, found: Comparison) -> None:
+    """What Automatic mode decided here, and how it did against what could have been chosen."""
+    out.print(f"\nAutomatic  {found.status.text}   ({found.status.why})", soft_wrap=True)
+    estimate = found.estimate
+    if estimate:
+        after = f"timed after {found.settle_requests} requests to settle"
+        line = f"{percent(estimate.speedup)}, 90% interval {interval(estimate)}"
+        out.print(f"  {after}: {line}", soft_wrap=True)
+    if found.hindsight is not None:
+        depths = ", ".join(f"{name} {depth}" for name, depth in found.best_depths.items())
+        share = number(found.hindsight, 2)
+        out.print(f"  {share} of the best fixed depths in hindsight ({depths})", soft_wrap=True)
+    if found.slowest:
+        name, ratio = found.slowest
+        out.print(f"  least gain on {name}: {number(ratio, 2)} times plain decoding's speed")
+    if found.overhead is not None:
+        out.print(f"  deciding took {100 * found.overhead:.2f}% of decode time")
 
 
 def why_no_verdict(batch: Batch) -> str:
@@ -143,7 +164,7 @@ def pair_lines(pairs: Mapping[str, LoadedPair]) -> list[tuple[str, str]]:
     drafts = [
         (mode, f"{pair.draft_name}, {size(pair.draft_bytes)}" if pair.draft_bytes else "no weights")
         for mode, pair in pairs.items()
-        if mode != "off"
+        if mode not in ("off", "auto")
     ]
     return [("model", f"{target.name} ({kind}): {size(target.target_bytes)}, {kv}"), *drafts]
 
@@ -180,6 +201,8 @@ def ceiling_table(costs: Costs, arms: Sequence[Arm]) -> Table:
     for name in ("mode", "depth", "draft step ms", "pays above tokens/round", "if all are kept"):
         table.add_column(name, justify="left" if name == "mode" else "right")
     for arm in arms[1:]:
+        if arm == AUTO:
+            continue
         table.add_row(
             arm.mode,
             str(arm.depth),
@@ -198,9 +221,9 @@ def row_table(rows: Sequence[Row]) -> Table:
     for name in ("tok/s", "from–to", "speed-up", "90% interval", "accept", "tok/rnd"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        compared = row.estimate if row.arm.depth else None
+        compared = row.estimate if row.arm != OFF else None
         table.add_row(
-            str(row.arm.depth),
+            DASH if row.arm == AUTO else str(row.arm.depth),
             row.workload,
             number(row.tokens_per_s),
             f"{number(row.slowest_per_s, 0)}–{number(row.fastest_per_s, 0)}",
@@ -301,7 +324,9 @@ def new_table() -> Table:
 # --- for a program ----------------------------------------------------------------------------
 
 
-def as_json(batch: Batch, facts: Facts, result: Result) -> dict[str, Any]:
+def as_json(
+    batch: Batch, facts: Facts, result: Result, automatic: Comparison | None = None
+) -> dict[str, Any]:
     """The bench as plain values. Shares and speed-ups are fractions; times end in _s or _ms."""
     target, arm, verdict = batch.pairs["off"], result.arm, result.verdict
     return {
@@ -330,6 +355,45 @@ def as_json(batch: Batch, facts: Facts, result: Result) -> dict[str, Any]:
         "trade": vars(result.trade) if result.trade else None,
         "verdicts": [verdict_json(mode, each) for mode, each in result.verdicts.items()],
         "verdict": verdict_json(arm.mode, verdict) if arm and verdict else None,
+        "automatic": automatic_json(automatic) if automatic else None,
+    }
+
+
+def live_json(batch: Batch, replies: Sequence[LiveReply]) -> dict[str, Any]:
+    """Requests served once under Automatic: what each did, and the status it left behind."""
+    return {
+        "model": batch.loaded.name,
+        "draft": batch.loaded.draft_name,
+        "requests": [
+            {
+                "workload": one.request.prompt.workload,
+                "temperature": batch.limits.of(one.request).temperature,
+                "mode": one.paced.mode if one.paced else None,
+                "output_tokens": len(one.reply.ids),
+                "tokens_per_second": one.reply.timing.tokens_per_s,
+                "drafted": one.reply.timing.drafted,
+                "accepted": one.reply.timing.accepted,
+                "stops": one.paced.n_stops if one.paced else 0,
+                "status": one.status.text,
+            }
+            for one in replies
+        ],
+        "status": {**asdict(replies[-1].status), "text": replies[-1].status.text},
+    }
+
+
+def automatic_json(found: Comparison) -> dict[str, Any]:
+    estimate = found.estimate
+    return {
+        "status": {**asdict(found.status), "text": found.status.text},
+        "settle_requests": found.settle_requests,
+        "speedup": estimate.speedup if estimate else None,
+        "low": estimate.low if estimate else None,
+        "high": estimate.high if estimate else None,
+        "of_best_in_hindsight": found.hindsight,
+        "best_depths": dict(found.best_depths),
+        "over_plain": dict(found.by_workload),
+        "controller_share": found.overhead,
     }
 
 
@@ -371,7 +435,7 @@ def reply_json(one: Served, arm: Arm) -> dict[str, Any]:
 
 
 def same_text(one: Served, limits: Limits) -> bool | None:
-    return one.same_text if limits.keeps_text else None
+    return one.same_text if limits.of(one.request).keeps_text else None
 
 
 def verdict_json(mode: str, verdict: Verdict) -> dict[str, Any]:

@@ -25,14 +25,21 @@ from mlx_worker.control.decide import (
     decide,
     estimate_speedup,
 )
-from mlx_worker.control.pacer import FixedPacer
 from mlx_worker.engine.load import LoadedPair, load_pair as load_pair
 from mlx_worker.engine.session import generate_events
 from mlx_worker.engine.target import Target
 from mlx_worker.errors import ConfigError, shown
-from mlx_worker.records import MAX_DEPTH, Acceptance, Done, GenerationRequest, Text, Timing
+from mlx_worker.records import (
+    MAX_DEPTH,
+    Acceptance,
+    Done,
+    GenerationRequest,
+    Pacer,
+    Text,
+    Timing,
+)
 
-MODES = ("off", "assistant", "model", "lookup")
+MODES = ("off", "assistant", "model", "lookup", "auto")
 DEPTHS = (0, 1, 2, 3, 4)
 MAX_TOKENS = 96
 
@@ -46,6 +53,7 @@ class Arm:
 
 
 OFF = Arm("off", 0)
+AUTO = Arm("auto", 0)  # the live controller chooses
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,11 @@ class Limits:
     max_tokens: int = MAX_TOKENS
     temperature: float = 0.0
     acceptance: Acceptance = "coupled"
+
+    def of(self, request: "Request") -> "Limits":
+        """These limits with what the request's own prompt sets."""
+        temperature = request.prompt.temperature
+        return self if temperature is None else replace(self, temperature=temperature)
 
     @property
     def keeps_text(self) -> bool:
@@ -89,7 +102,7 @@ class Batch:
     @property
     def main_mode(self) -> str | None:
         """The mode that the verdict is about: the loaded draft's, else the first that drafts."""
-        drafting = [mode for mode in self.pairs if mode != "off"]
+        drafting = [mode for mode in self.pairs if mode not in ("off", "auto")]
         kind = self.loaded.draft_kind
         return kind if kind in drafting else next(iter(drafting), None)
 
@@ -230,7 +243,7 @@ def with_mode(loaded: LoadedPair, mode: str) -> LoadedPair:
 
     Raises ConfigError: there is none.
     """
-    if loaded.draft_kind == mode:
+    if loaded.draft_kind == mode or (mode == "auto" and loaded.draft_kind):
         return loaded
     if mode == "lookup":
         return loaded.with_draft("lookup")
@@ -248,12 +261,13 @@ def arms_of(modes: Sequence[str], depths: Sequence[int]) -> list[Arm]:
     Raises ConfigError: a depth out of range, or drafts asked for at no depth.
     """
     check_depths(depths)
-    drafting = [mode for mode in modes if mode != "off"]
+    drafting = [mode for mode in modes if mode not in ("off", "auto")]
     if drafting and not any(depths):
         raise ConfigError(
             "--depths: no depth above 0, so nothing to compare", hint="--depths 0,2,4"
         )
-    return [OFF, *(Arm(mode, depth) for mode in drafting for depth in sorted(set(depths)) if depth)]
+    fixed = [Arm(mode, depth) for mode in drafting for depth in sorted(set(depths)) if depth]
+    return [OFF, *fixed, *([AUTO] if "auto" in modes else [])]
 
 
 def requests_of(loaded: LoadedPair, prompts: Sequence[Prompt], n_arms: int) -> list[Request]:
@@ -275,23 +289,38 @@ def requests_of(loaded: LoadedPair, prompts: Sequence[Prompt], n_arms: int) -> l
 # --- serving ----------------------------------------------------------------------------------
 
 
-def serve(batch: Batch, on_reply: Callable[[], None] = lambda: None) -> list[Served]:
+Answer = Callable[[Request], Reply]
+
+
+def serve(
+    batch: Batch,
+    on_reply: Callable[[], None] = lambda: None,
+    answer_live: Answer | None = None,
+) -> list[Served]:
     """Serve every request in every arm. One untimed reply in each arm comes first, to warm it up.
 
-    on_reply  called after each reply, batch.n_replies times
+    on_reply     called after each reply, batch.n_replies times
+    answer_live  answers in the arm AUTO, where there is one
 
     Raises GenerationFailed; ContextTooLong for a prompt that this model can't take.
     """
     # The longest prompt, so that shapes which only long contexts have are warm too.
     longest = max(batch.requests, key=lambda request: len(request.ids))
+    assert AUTO not in batch.arms or answer_live, "who answers in automatic mode?"
+
+    def reply_of(request: Request, arm: Arm) -> Reply:
+        if arm == AUTO and answer_live:
+            return answer_live(request)
+        return answer(batch.pairs[arm.mode], request, arm, batch.limits)
+
     for arm in batch.arms:
-        answer(batch.pairs[arm.mode], longest, arm, batch.limits)
+        reply_of(longest, arm)
         on_reply()
     served: list[Served] = []
     for i, request in enumerate(batch.requests):
         replies: dict[Arm, Reply] = {}
         for arm in rotated(batch.arms, i):
-            replies[arm] = answer(batch.pairs[arm.mode], request, arm, batch.limits)
+            replies[arm] = reply_of(request, arm)
             on_reply()
         served.append(Served(request, {arm: replies[arm] for arm in batch.arms}))
     return served
@@ -303,8 +332,14 @@ def rotated(arms: Sequence[Arm], i: int) -> list[Arm]:
     return [*arms[start:], *arms[:start]]
 
 
-def answer(pair: LoadedPair, request: Request, arm: Arm, limits: Limits) -> Reply:
-    """One reply. What the caller set is set; the rest is the model's own generation_config."""
+def answer(
+    pair: LoadedPair, request: Request, arm: Arm, limits: Limits, pacer: Pacer | None = None
+) -> Reply:
+    """One reply. What the caller set is set; the rest is the model's own generation_config.
+
+    pacer  for the arm AUTO
+    """
+    limits = limits.of(request)
     sampling = replace(
         pair.generation_defaults, temperature=limits.temperature, seed=request.seed, logprobs=None
     )
@@ -312,13 +347,13 @@ def answer(pair: LoadedPair, request: Request, arm: Arm, limits: Limits) -> Repl
         prompt_ids=request.ids,
         max_tokens=limits.max_tokens,
         sampling=sampling,
-        speculation="on" if arm.depth else "off",
-        depth=arm.depth,
+        speculation="auto" if arm == AUTO else "on" if arm.depth else "off",
+        depth=None if arm == AUTO else arm.depth,
         acceptance=limits.acceptance,
     )
     ids: list[int] = []
     done: Done | None = None
-    for event in generate_events(pair, asked, FixedPacer(arm.depth)):
+    for event in generate_events(pair, asked, pacer):
         if isinstance(event, Text):
             ids += event.ids
         elif isinstance(event, Done):
@@ -333,7 +368,8 @@ def answer(pair: LoadedPair, request: Request, arm: Arm, limits: Limits) -> Repl
 
 def conclude(batch: Batch, served: Sequence[Served]) -> Result:
     """Rows for every arm, a verdict for every mode, and what the main mode's best arm trades."""
-    found = {mode: verdict_of(served, mode) for mode in batch.pairs if mode != "off"}
+    fixed = [mode for mode in batch.pairs if mode not in ("off", "auto")]
+    found = {mode: verdict_of(served, mode) for mode in fixed}
     verdicts = {mode: verdict for mode, verdict in found.items() if verdict}
     main = batch.main_mode
     arm = Arm(main, verdicts[main].depth) if main in verdicts else None

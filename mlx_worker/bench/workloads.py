@@ -9,6 +9,7 @@ and counting are easy, stories are hard.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +20,20 @@ from mlx_worker.errors import ConfigError, shown
 Message = Mapping[str, Any]
 
 N_EACH = 3  # requests of each workload unless told otherwise
+KEYS = ("workload", "messages", "temperature")  # of a line of a prompt file
 ALL = "all"  # the row of totals, so no workload may be called that
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One conversation to answer, and the kind of request it stands for."""
+    """One conversation to answer, and the kind of request it stands for.
+
+    temperature  None: the bench's own
+    """
 
     workload: str
     messages: tuple[Message, ...]
+    temperature: float | None = None
 
 
 def one_turn(workload: str, *texts: str) -> tuple[Prompt, ...]:
@@ -185,7 +191,7 @@ def repeats(prompts: Sequence[Prompt]) -> bool:
 def read(path: Path | str) -> list[Prompt]:
     """Prompts from a JSON-lines file: {"workload": "mail", "messages": [{"role", "content"}, …]}.
 
-    Blank lines are skipped.
+    A line may set its own "temperature". Blank lines are skipped.
 
     Raises ConfigError with file and line: not readable, not JSON, or not of that shape.
     """
@@ -213,8 +219,8 @@ def parse(line: str, where: str) -> Prompt:
     if not isinstance(value, dict):
         raise ConfigError(f'{where}: must be an object with "workload" and "messages"')
     for key in value:
-        if key not in ("workload", "messages"):
-            raise ConfigError(f"{where}: unknown key {shown(key)}", hint="workload, messages")
+        if key not in KEYS:
+            raise ConfigError(f"{where}: unknown key {shown(key)}", hint=", ".join(KEYS))
     workload, messages = value.get("workload"), value.get("messages")
     if not isinstance(workload, str) or not workload:
         raise ConfigError(f"{where}: workload: {shown(workload)}, must be a name")
@@ -224,7 +230,11 @@ def parse(line: str, where: str) -> Prompt:
         raise ConfigError(f"{where}: messages: {shown(messages)}, must be a list of messages")
     for i, message in enumerate(messages):
         check_message(message, f"{where}: messages[{i}]")
-    return Prompt(workload, tuple(messages))
+    temperature = value.get("temperature")
+    is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if temperature is not None and not (is_number and 0 <= temperature < math.inf):
+        raise ConfigError(f"{where}: temperature: {shown(temperature)}, must be at least 0")
+    return Prompt(workload, tuple(messages), temperature)
 
 
 def check_message(message: object, where: str) -> None:

@@ -24,7 +24,10 @@ DOUBT = -2.94  # log of 0.05 / 0.95: while On, this much against it asks for a n
 MIN_LOOKS = 3  # requests before the likelihood ratio may decide
 BIG_EFFECT_Z = 3.1  # standard errors at which an effect is decided however small the sample …
 MIN_BIG_LOOKS = 5  # … from so many requests on
-LEAST_PICKINGS = 0.01  # share of time worth waiting for the policy's own evidence
+LEAST_GAIN = math.log(1.02)  # a policy that gains less isn't worth a status that may change
+LEVEL_LOOKS = 12  # requests to find that it gains less
+LEAST_PICKINGS = 0.006  # share of time worth waiting for the policy's own evidence
+SPENT_PICKINGS = 0.02  # the same once trials have used up what they may cost
 DOUBTED_LOOKS = 12  # requests to find less than that where drafting has paid before
 SPREAD = 0.18  # relative spread of tau between requests before there are requests to tell
 SPREAD_PRIOR = 4  # requests' worth of trust in it
@@ -39,7 +42,8 @@ class Evidence:
 
     theta     log speed-up: −log of the weighted mean of tau
     variance  of theta: the spread between requests, and what is not known of the costs
-    spread    relative SD of tau between requests, as measured
+    spread    relative SD of tau between requests, drawn towards SPREAD while they are few
+    measured_spread  the same as measured, chance within requests included
     pickings  share of the time that drafting only where it pays would save; see `pickings`
     n         requests; n_effective: the same number of equally weighty ones
     """
@@ -47,6 +51,7 @@ class Evidence:
     theta: float
     variance: float
     spread: float
+    measured_spread: float
     pickings: float
     n: int
     n_effective: float
@@ -67,6 +72,12 @@ class Evidence:
     @property
     def is_slower(self) -> bool:
         return _is_decided(self, -1)
+
+    @property
+    def is_level(self) -> bool:
+        """Surely not worth its while: below LEAST_GAIN by two standard errors."""
+        below = self.theta + 2 * math.sqrt(self.variance) < LEAST_GAIN
+        return self.n >= LEVEL_LOOKS and below
 
     @property
     def estimate(self) -> "Estimate":
@@ -104,6 +115,7 @@ def weigh(
         theta=-math.log(mean),
         variance=variance,
         spread=math.sqrt(spread),
+        measured_spread=math.sqrt(squares / max(n_effective - 1, 1.0)),
         pickings=pickings(mean, mean * math.sqrt(content * (1 + 1 / n_effective))),
         n=len(taus),
         n_effective=n_effective,
@@ -129,15 +141,24 @@ def judge(policy: Evidence, fixed: Evidence, *, was_on: bool = False) -> bool | 
     was_on  whether drafting has paid before
 
     Both rest on the policy. A fixed depth that clearly gains is enough for On once the policy is
-    seen to gain at all: it learns while it is measured, so it lags behind. And where tau differs
+    seen to gain too: it learns while it is measured, so it lags behind. And where tau differs
     too little between requests for anything to be picked, a fixed depth that clearly loses is
     enough for Off: the policy drops such a draft so early that its own loss is hard to see.
     """
-    if policy.is_faster or (fixed.is_faster and policy.theta > 0):
+    gains = policy.theta >= LEAST_GAIN
+    if gains and (policy.is_faster or fixed.is_faster):
         return True
     enough = fixed.n >= (DOUBTED_LOOKS if was_on else MIN_BIG_LOOKS)
     has_no_pickings = enough and fixed.pickings < LEAST_PICKINGS
-    return False if policy.is_slower or (fixed.is_slower and has_no_pickings) else None
+    if policy.is_slower or policy.is_level or (fixed.is_slower and has_no_pickings):
+        return False
+    return None
+
+
+def is_unpromising(policy: Evidence, fixed: Evidence) -> bool:
+    """Whether to stop measuring when trials have used up what they may cost, short of proof."""
+    has_pickings = fixed.pickings >= SPENT_PICKINGS
+    return policy.theta <= 0 and fixed.likelihood_ratio < DOUBT / 2 and not has_pickings
 
 
 def _is_decided(evidence: Evidence, sign: int) -> bool:

@@ -113,6 +113,7 @@ def restored(line: Line) -> Controller:
     controller = Controller(seed=line["seed"], depths=line["depths"], forced=line["forced"])
     controller.memory = _memory(line["memory"])
     controller.n_concluded = line["n_concluded"]
+    controller.refresh()
     return controller
 
 

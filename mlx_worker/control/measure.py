@@ -10,8 +10,10 @@ is ps per token under drafts: 0.8 is a quarter faster, 1.25 a fifth slower.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import mul
 from statistics import median
 
@@ -24,6 +26,9 @@ FULL_ROUNDS = 4  # rounds that make a pair's cost count in full
 PAIR_TOKENS = 16  # drafted tokens of a full pair
 BUCKETS = (4096, 16384)  # context tokens at which costs are kept apart: attention grows with them
 
+ROUND_VARIANCE = 0.3  # relative variance of a round's ids, until its request's rounds tell
+ROUND_PRIOR = 2.0  # rounds' worth of trust in it
+
 PAIR_MEMORY = 128  # pairs a cost rests on
 PAIR_FADE = 0.985  # weight of a pair against the next one: a machine changes over the hours
 DEPTH_PRIOR = 2.0  # pairs' worth of trust in the load-time curve's shape, for one depth
@@ -31,9 +36,9 @@ BUCKET_PRIOR = 4.0  # pairs' worth of trust that another context costs the same
 PAIR_SPREAD = 0.08  # relative spread of a pair's cost before there are pairs to tell
 PAIR_SPREAD_PRIOR = 4  # pairs' worth of trust in it
 SURE_PAIRS = 8  # pairs from which a cost counts as known
-CHANGED_PAIRS = 1.5  # pairs' worth of a request that may contradict it …
+CHANGED_PAIRS = 0.8  # pairs' worth of a request that may contradict it …
 CHANGED_COST = 0.08  # … by at least this share …
-CHANGED_Z = 3.0  # … and so many standard errors
+CHANGED_Z = 2.5  # … and so many standard errors
 DEFAULT_COST_PER_ROW = 0.15  # without a load-time curve; only until the first pairs
 
 LEVELS = (0.05, 0.2, 0.35, 0.5, 0.62, 0.73, 0.82, 0.89, 0.94, 0.97, 0.99)  # acceptance, a grid
@@ -98,29 +103,38 @@ class Costs:
     level: float = 0.0  # log of measured over curve, over all pairs
     by_depth: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
     by_bucket: list[float] = field(default_factory=lambda: [0.0] * (len(BUCKETS) + 1))
+    suspicion: float = 0.0  # by how much the last request's pairs contradicted the ones before
+    n_suspects: int = 0  # how many those were
     spread: float = PAIR_SPREAD**2  # relative variance of one pair
     variance: float = PAIR_SPREAD**2  # of `level`
 
     def hear(self, pairs: Sequence[CostPair]) -> None:
-        """Take in one request's pairs. Where they contradict the old ones, those are forgotten."""
+        """Take in one request's pairs. What two in a row contradict alike is forgotten."""
         if not pairs:
             return
-        old = [] if self._is_changed(pairs) else self.pairs
-        self.pairs = [*old, *pairs][-PAIR_MEMORY:]
+        shift = self._contradiction(pairs)
+        if shift * self.suspicion > 0:
+            self.pairs = self.pairs[-self.n_suspects :]
+            shift = 0.0
+        self.suspicion, self.n_suspects = shift, len(pairs)
+        self.pairs = [*self.pairs, *pairs][-PAIR_MEMORY:]
         self._fit()
 
     @property
     def is_sure(self) -> bool:
         """Whether enough pairs agree; else the next requests should time some more."""
-        return len(self.pairs) >= SURE_PAIRS
+        return len(self.pairs) >= SURE_PAIRS and not self.suspicion
 
-    def _is_changed(self, pairs: Sequence[CostPair]) -> bool:
+    def _contradiction(self, pairs: Sequence[CostPair]) -> float:
+        """By how much, as a log, these pairs are off what is known; 0 where chance explains it."""
+        known = Counter(pair.bucket for pair in self.pairs)
+        pairs = [pair for pair in pairs if known[pair.bucket] >= SURE_PAIRS // 2]
         total = math.fsum(pair.weight for pair in pairs)
-        if not self.is_sure or total < CHANGED_PAIRS:
-            return False
+        if len(self.pairs) < SURE_PAIRS or total < CHANGED_PAIRS:
+            return 0.0
         shift = math.fsum(pair.weight * self._surprise(pair) for pair in pairs) / total
         error = math.sqrt(self.spread / total + self.variance)
-        return abs(shift) > max(CHANGED_COST, CHANGED_Z * error)
+        return shift if abs(shift) > max(CHANGED_COST, CHANGED_Z * error) else 0.0
 
     def _surprise(self, pair: CostPair) -> float:
         known = self._log_curve(pair.depth) + self.level + self.by_depth[pair.depth]
@@ -227,21 +241,7 @@ class Levels:
         return [math.log((n + 2 * share) / (n_own + 2)) for n, share in zip(own, base, strict=True)]
 
     def table(self, kind: str) -> LevelTable:
-        shape = self.shape
-        tokens = [[1.0] * len(LEVELS)] + [[0.0] * len(LEVELS) for _ in range(MAX_DEPTH)]
-        outcome = [[[0.0] * len(LEVELS) for _ in range(k + 1)] for k in range(MAX_DEPTH + 1)]
-        for g, level in enumerate(LEVELS):
-            hazard = -math.log(level)
-            survival, log_survival = 1.0, 0.0
-            for position in range(1, MAX_DEPTH + 1):
-                kept = math.exp(-hazard * shape[position])
-                failed = log_survival + math.log1p(-kept)
-                for depth in range(position, MAX_DEPTH + 1):
-                    outcome[depth][position - 1][g] = failed
-                survival *= kept
-                log_survival -= hazard * shape[position]
-                outcome[position][position][g] = log_survival
-                tokens[position][g] = tokens[position - 1][g] + survival
+        tokens, outcome = _round_tables(tuple(round(hazard, 1) for hazard in self.shape))
         return LevelTable(self.prior(kind), tokens, outcome)
 
     def hear(self, kind: str, request: "RequestLevel") -> None:
@@ -261,6 +261,28 @@ class Levels:
             self.expected[position] = (
                 LEVEL_FADE * self.expected[position] + reached * hazard * shape[position]
             )
+
+
+@lru_cache(maxsize=64)
+def _round_tables(
+    shape: tuple[float, ...],
+) -> tuple[list[list[float]], list[list[list[float]]]]:
+    """`tokens` and `outcome` of a LevelTable whose positions have these hazards."""
+    tokens = [[1.0] * len(LEVELS)] + [[0.0] * len(LEVELS) for _ in range(MAX_DEPTH)]
+    outcome = [[[0.0] * len(LEVELS) for _ in range(k + 1)] for k in range(MAX_DEPTH + 1)]
+    for g, level in enumerate(LEVELS):
+        hazard = -math.log(level)
+        survival, log_survival = 1.0, 0.0
+        for position in range(1, MAX_DEPTH + 1):
+            kept = math.exp(-hazard * shape[position])
+            failed = log_survival + math.log1p(-kept)
+            for depth in range(position, MAX_DEPTH + 1):
+                outcome[depth][position - 1][g] = failed
+            survival *= kept
+            log_survival -= hazard * shape[position]
+            outcome[position][position][g] = log_survival
+            tokens[position][g] = tokens[position - 1][g] + survival
+    return tokens, outcome
 
 
 class RequestLevel:
@@ -321,7 +343,7 @@ class RequestLevel:
         shares, tokens = self.shares(), self._table.tokens
         best, best_value = 0, 0.0
         for depth in depths:
-            value = math.fsum(map(mul, shares, tokens[depth])) / costs[depth]
+            value = sum(map(mul, shares, tokens[depth])) / costs[depth]
             if value > best_value:
                 best, best_value = depth, value
         return best, best_value
@@ -355,7 +377,6 @@ class Sample:
 
     n_rounds       [depth] rounds that ran at it
     tokens         ids that those rounds gave
-    squares        sum of their squared ids a round
     plain_tokens   ids written plainly because the request had stopped drafting
     rounds_at, tokens_at, squares_at
                    [depth] the same of rounds at least that deep, cut to it
@@ -363,7 +384,6 @@ class Sample:
 
     n_rounds: list[int] = field(default_factory=lambda: [0] * (MAX_DEPTH + 1))
     tokens: int = 0
-    squares: int = 0
     plain_tokens: int = 0
     rounds_at: list[int] = field(default_factory=lambda: [0] * (MAX_DEPTH + 1))
     tokens_at: list[int] = field(default_factory=lambda: [0] * (MAX_DEPTH + 1))
@@ -373,9 +393,7 @@ class Sample:
 
     def hear(self, depth: int, drafted: int, accepted: int) -> None:
         self.n_rounds[depth] += 1
-        n = accepted + 1
-        self.tokens += n
-        self.squares += n * n
+        self.tokens += accepted + 1
         self.drafted += drafted
 
     def hear_shallower(self, depth: int, accepted: int) -> None:
@@ -400,9 +418,7 @@ class Sample:
 
     def tau(self, costs: Sequence[float]) -> float:
         """ps a token of drafting as it ran, plain stretches of a request that stopped included."""
-        bias = _ratio_bias(self.total_rounds, self.tokens, self.squares)
-        spent = self.cost(costs) * (1 - bias)
-        return (spent + self.plain_tokens) / (self.tokens + self.plain_tokens)
+        return (self.cost(costs) + self.plain_tokens) / (self.tokens + self.plain_tokens)
 
     def tau_at(self, depth: int, costs: Sequence[float]) -> tuple[float, float, float] | None:
         """ps a token at one depth throughout, as its rounds tell; weight; relative variance.
@@ -412,8 +428,8 @@ class Sample:
         rounds, tokens = self.rounds_at[depth], self.tokens_at[depth]
         if not rounds:
             return None
-        bias = _ratio_bias(rounds, tokens, self.squares_at[depth])
-        return costs[depth] * rounds / tokens * (1 - bias), _weight(tokens), bias
+        noise = _ratio_variance(rounds, tokens, self.squares_at[depth])
+        return costs[depth] * rounds / tokens, _weight(tokens), noise
 
 
 def _weight(tokens: int) -> float:
@@ -422,29 +438,14 @@ def _weight(tokens: int) -> float:
     return m / (m + 1)
 
 
-def _ratio_bias(n: int, total: int, squares: int) -> float:
-    """By how much rounds over tokens is too large on average, for few rounds: the second order.
+def _ratio_variance(n: int, total: int, squares: int) -> float:
+    """Relative variance of n rounds over the ids they gave.
 
-    The same figure is the ratio's relative variance.
+    A round's own relative variance is drawn to what rounds usually have, because a few say little
+    of it. (The ratio itself isn't corrected: rounds end with so many ids, not ids with so many
+    rounds, so its mean is hardly biased.)
     """
-    if n < 3:
-        return 0.0
-    variance = (squares - total * total / n) / (n - 1)
-    return variance * n / (total * total)
-
-
-def cost_curve(pass_ms: Mapping[int, float], draft_step_ms: float) -> dict[int, float]:
-    """Depth → ps, from target passes timed alone at load over 1, 2 … rows, and a draft step.
-
-    pass_ms  rows → ms; rows in between are interpolated. Ranks depths only; it never decides.
-    """
-    known = sorted(pass_ms)
-    curve: dict[int, float] = {}
-    for depth in range(1, MAX_DEPTH + 1):
-        rows = depth + 1
-        below = max((n for n in known if n <= rows), default=known[0])
-        above = min((n for n in known if n >= rows), default=known[-1])
-        share = (rows - below) / (above - below) if above > below else 0.0
-        time = pass_ms[below] + share * (pass_ms[above] - pass_ms[below])
-        curve[depth] = (time + depth * draft_step_ms) / pass_ms[known[0]]
-    return curve
+    mean = total / n
+    squared = squares / (mean * mean) - n
+    relative = (squared + ROUND_PRIOR * ROUND_VARIANCE) / (n - 1 + ROUND_PRIOR)
+    return relative / n

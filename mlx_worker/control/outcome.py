@@ -35,6 +35,7 @@ REPORTED = {
     "low": "of its 90 % interval",
     "high": "of its 90 % interval",
     "spread": "relative SD of cost / tokens per round between the last phase's requests",
+    "measured_spread": "what the pacer had measured of it at its first verdict, else at the end",
     "changes": (
         "for each change of the scenario: at_request, truth from then on; requests_to_notice and "
         "tokens_to_notice until the state had the right sign, null: never; worst_loss since it"
@@ -107,6 +108,7 @@ class Outcome:
     low: float | None
     high: float | None
     spread: float
+    measured_spread: float | None
     depth: int
     changes: tuple[Noticed, ...]
     requests: int
@@ -210,6 +212,7 @@ def outcome(
         low=status.low,
         high=status.high,
         spread=relative_sd(ratios),
+        measured_spread=moments[-1 if decided is None else decided].status.spread,
         depth=last.depth,
         changes=tuple(noticed(phases, moments, policies)),
         requests=len(moments),

@@ -11,11 +11,14 @@ import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
+from statistics import median_low
 from typing import Any, Literal
 
 from mlx_worker.control import status as words
-from mlx_worker.control.decide import DOUBT, Evidence, judge, weigh
+from mlx_worker.control.decide import DOUBT, Evidence, is_unpromising, judge, weigh
 from mlx_worker.control.measure import (
+    BUCKETS,
+    GAP_STEPS,
     PAIR_TOKENS,
     CostPair,
     Costs,
@@ -32,24 +35,32 @@ WHOLE_REQUEST_TOKENS = 1 << 30  # longer than any reply, so that the plan is ask
 
 DROPPED_STEPS = 3  # after prefill: caches are cold, buffers are new
 MAX_PAIRS = 8  # pairs a request; more of one request would be one opinion asked twice
+PAIRED_REQUESTS = 8  # requests of a measurement in pairs; if that didn't decide, what is close is
+PAIRED_EVERY = 4  # the policy's own gain, so the others draft as if On, but for one in so many
 TRY_PAIRS = 4  # pairs of a re-try while Off
-BRACKET_PAIRS = 2  # pairs of a request that re-times its costs while On
-BRACKET_REQUESTS = 12  # one request in so many re-times its costs while On
+BRACKET_PAIRS = 2  # pairs of a request that re-times its costs while On; half if replies are short
+BRACKET_REQUESTS = 12  # one request in so many re-times its costs while On …
+BRACKET_SOON = 5  # … or in so many, while they are not sure or have moved
 SHORT_REPLY_TOKENS = 64  # below this typical length pairs are half as long, so that some fit
-MAX_LOSS = 120.0  # ps that trials may cost on top of …
+MAX_LOSS = 80.0  # ps that trials may cost on top of …
 MAX_LOSS_SHARE = 0.005  # … this share of all decode time
 OPTIMISM = 0.06  # share by which a depth that was never timed may be cheaper than the curve says
-AGAIN_LOSS = 60.0  # ps that measuring again may cost, however much was spent before
-EXIT_LOSS = 8.0  # ps a request may lose in its trial before it is let go
+LEANING_Z = 0.5  # standard errors of gain at which the rest of a measured request drafts
+AGAIN_LOSS = 30.0  # ps that measuring again may cost, however much was spent before
+EXIT_LOSS = (3.0, 8.0)  # ps a request may lose in its trial before it is let go: in between …
+EXIT_SHARE = 0.04  # … this share of a typical reply
 PLAIN_TOKENS = (96, 768)  # a request that doesn't benefit: plain for so long, doubling up to
+STOP_LOSS = 16.0  # ps that one request's savings may fall below their peak, whatever is hoped for
 LEAST_ROUNDS = 2  # rounds before a request may stop drafting: the prior alone never parks it
 TOKENS_AHEAD = (32.0, 256.0)  # how long a reply is thought to go on, from how long they were
-SAVINGS_DROP = 60.0  # ps that savings may fall below their peak while On
-MAX_SAVINGS_LOSS = 20.0  # ps of it that one request may account for: one is no trend
+SAVINGS_DROP = (60.0, 250.0)  # ps that savings may fall below their peak while On: in between …
+SAVINGS_SHARE = 0.5  # … this share of a typical reply
+MAX_SAVINGS_LOSS = 1 / 3  # share of it that one request may account for: one is no trend
 RECENT = 60  # requests that the figure of On rests on
+LATELY = 30  # requests of those that are asked whether there is still a gain
 EVIDENCE = 400  # requests that a measurement may take in
-RETRY_TOKENS = (2_500, 8_000)  # plain tokens between re-tries while Off, doubling up to
-RETRY_REQUESTS = 32  # …or so many requests, where replies are short
+RETRY_TOKENS = (2_500, 10_000)  # plain tokens between re-tries while Off, doubling up to
+RETRY_REQUESTS = 40  # …or so many requests, where replies are short
 RETRY_GAIN = 1.10  # tokens a ps of a re-try that asks for a new measurement
 MOVED_COST = 0.15  # share by which rounds moved while On, so that their costs are timed again …
 MOVED_ROUNDS = 8  # … for so many rounds in a row
@@ -107,6 +118,19 @@ class Stretch:
     def took_ms(self) -> float:
         return math.fsum(round.round_ms for round in self.rounds) + self.more[1]
 
+    def awake_ms(self, step_ms: float, costs: Sequence[float]) -> float:
+        """The same without the gaps in which the machine slept; no draft is to blame for those.
+
+        A gap is far longer than such a round should be, and than the others here were.
+        """
+        usual = GAP_STEPS * median_low([round.round_ms for round in self.rounds])
+        kept = (
+            round.round_ms
+            for round in self.rounds
+            if round.round_ms <= max(usual, GAP_STEPS * step_ms * costs[round.depth])
+        )
+        return math.fsum(kept) + self.more[1]
+
 
 @dataclass
 class Ledger:
@@ -142,6 +166,7 @@ class Memory:
     kinds         kinds and contexts of traffic that the last measurement saw
     step_ms       context bucket → the plain step, lately
     verdict_step_ms  the same when the verdict fell
+    has_hope      the last re-try gained, if not enough
     """
 
     phase: Phase = "measuring"
@@ -161,6 +186,7 @@ class Memory:
     retry_tokens: int = RETRY_TOKENS[0]
     bracket_in: int = BRACKET_REQUESTS
     was_on: bool = False
+    has_hope: bool = False
 
 
 class Controller:
@@ -173,7 +199,7 @@ class Controller:
             the policy itself
     on_concluded  hears of each request once it was taken in; for a log
 
-    Next: `begin` for each request, then give the pacer to its session.
+    Next: `await_request` for each request, and give that pacer to its session.
     """
 
     def __init__(
@@ -194,55 +220,107 @@ class Controller:
         self._on_concluded = on_concluded
         self.memory = Memory(costs=Costs(curve=dict(curve or {})))
         self._active: list[RequestPacer] = []
-        self._priced: tuple[Evidence, Evidence, int] | None = None
+        self._policy: Evidence | None = None
+        self._fixed: tuple[Evidence, int] | None = None
         if forced:
             self.memory.phase = "on"
+        self.refresh()
 
     def begin(self, traffic: Traffic, now_s: float) -> "RequestPacer":
         """The pacer of one request. Requests that overlap are served, but teach nothing."""
         memory = self.memory
         memory.n_requests += 1
-        mode, n_pairs = self._mode(traffic)
-        request = RequestPacer(self, traffic, mode, n_pairs, now_s)
+        n_pairs, drafts_on = self._course(traffic)
+        request = RequestPacer(self, traffic, n_pairs, now_s, drafts_on=drafts_on)
         self._active.append(request)
+        if memory.n_requests == 1:
+            self.refresh()
         if len(self._active) > 1:
             for other in self._active:
                 other.disturb()
         return request
 
-    @property
-    def status(self) -> Status:
-        return words.status_of(self)
+    def await_request(self, traffic: Traffic, now_s: float) -> "AwaitedPacer":
+        """For a session: begins the request at its first plan, so not if it never decodes."""
+        return AwaitedPacer(self, traffic, now_s)
+
+    def refresh(self) -> None:
+        """Renew `status`, a frozen record that any thread may read at any time."""
+        self.status: Status = words.status_of(self)
 
     @property
     def is_leaning(self) -> bool:
         """Whether the evidence so far favours drafting, though not enough to say so."""
-        return self.memory.phase == "on" or (bool(self.memory.samples) and self.evidence()[0].z > 1)
+        return self.memory.phase == "on" or (
+            bool(self.memory.samples) and self.policy.z > LEANING_Z
+        )
 
-    def evidence(self) -> tuple[Evidence, Evidence, int]:
-        """Of the policy, of the best fixed depth, and that depth. Needs a sample."""
-        if self._priced is None:
-            self._priced = self._price()
-        return self._priced
+    @property
+    def policy(self) -> Evidence:
+        """Evidence on drafting as it runs: depth by request, exits included. Needs a sample."""
+        if self._policy is None:
+            self._policy = self._weighed(self.memory.samples)
+        return self._policy
+
+    def _weighed(self, samples: Sequence[Sample]) -> Evidence:
+        tables = self.tables()
+        taus = [sample.tau(tables[sample.bucket]) for sample in samples]
+        return weigh(taus, [sample.weight for sample in samples], self.memory.costs.variance)
+
+    @property
+    def fixed(self) -> tuple[Evidence, int]:
+        """Evidence on the best fixed depth that half of the samples can price, and that depth."""
+        if self._fixed is None:
+            candidates = [(self._at(depth), -depth) for depth in self.depths]
+            priced = [(found.theta, depth, found) for found, depth in candidates if found]
+            if priced:
+                _, depth, found = max(priced, key=lambda one: one[:2])
+                self._fixed = found, -depth
+            else:
+                self._fixed = self.policy, self.depths[0]
+        return self._fixed
+
+    def _at(self, depth: int) -> Evidence | None:
+        memory, tables = self.memory, self.tables()
+        samples = memory.samples
+        found = [sample.tau_at(depth, tables[sample.bucket]) for sample in samples]
+        priced = [tau for tau in found if tau is not None]
+        if 2 * len(priced) < len(samples):
+            return None
+        taus, weights, noises = zip(*priced, strict=True)
+        return weigh(taus, weights, memory.costs.variance, noises)
+
+    def _forget_prices(self) -> None:
+        self._policy = self._fixed = None
 
     # --- one request
 
-    def _mode(self, traffic: Traffic) -> tuple[Phase, int]:
+    def _course(self, traffic: Traffic) -> tuple[int, bool]:
+        """How many pairs a request has, and whether it drafts after them."""
         memory = self.memory
         if self.forced:
-            return "on", 0
+            return 0, True
         if memory.phase == "measuring":
-            return ("measuring", 0 if memory.ledger.is_spent else MAX_PAIRS)
+            return self._measuring_course()
         if memory.phase == "on":
             memory.bracket_in -= 1
-            return ("on", BRACKET_PAIRS if memory.bracket_in < 0 else 0)
-        return ("off", TRY_PAIRS if self._retries(traffic) else 0)
+            n_pairs = BRACKET_PAIRS // (2 if memory.reply_tokens < SHORT_REPLY_TOKENS else 1)
+            return n_pairs if memory.bracket_in < 0 else 0, True
+        return TRY_PAIRS if self._retries(traffic) else 0, False
 
-    def _retries(self, traffic: Traffic) -> bool:
-        """Off: whether this request tries drafting again."""
+    def _measuring_course(self) -> tuple[int, bool]:
         memory = self.memory
         if memory.ledger.is_spent:
-            return False
+            return 0, self.is_leaning
+        n_samples = len(memory.samples)
+        is_known = memory.costs.is_sure and n_samples >= PAIRED_REQUESTS
+        if is_known and n_samples % PAIRED_EVERY:
+            return 0, True
+        return MAX_PAIRS, self.is_leaning
+
+    def _retries(self, traffic: Traffic) -> bool:
+        """Off: whether this request tries drafting again; too seldom to need the ledger's leave."""
+        memory = self.memory
         if memory.plain_tokens >= memory.retry_tokens or memory.plain_requests >= RETRY_REQUESTS:
             return True
         if memory.plain_tokens < RETRY_TOKENS[0]:
@@ -261,12 +339,13 @@ class Controller:
         self._active.remove(request)
         self._take_in(request, now_s)
         self.n_concluded += 1
+        self.refresh()
         self._on_concluded(request)
 
     def _take_in(self, request: "RequestPacer", now_s: float) -> None:
         memory = self.memory
         report = request.report()
-        self._priced = None
+        self._forget_prices()
         memory.ledger.decode += report.decode
         memory.reply_tokens += (1 - LENGTH_FADE) * (report.tokens - memory.reply_tokens)
         memory.plain_tokens += report.plain_tokens
@@ -295,34 +374,45 @@ class Controller:
             memory.kinds = sorted({*memory.kinds, situation(request.traffic)})
         if not memory.samples or not memory.costs.pairs:
             return
-        policy, fixed, _ = self.evidence()
+        policy, fixed = self.policy, self.fixed[0]
         decision = judge(policy, fixed, was_on=memory.was_on)
-        is_losing = policy.theta <= 0 and fixed.likelihood_ratio < DOUBT / 2
-        if decision is None and memory.ledger.is_spent and is_losing:
+        if decision is None and memory.ledger.is_spent and is_unpromising(policy, fixed):
             decision = False
-        if decision and whole_percent(math.expm1(policy.theta)) >= 1:
+        if decision and self._gains_lately():
             self._enter("on", now_s, words.why_on(policy))
         elif decision is False:
             self._enter("off", now_s, words.why_off(fixed))
+
+    def _gains_lately(self) -> bool:
+        """Whether the requests that the figure of On would rest on show a gain, too."""
+        samples = self.memory.samples
+        if len(samples) <= RECENT:
+            return True
+        return math.expm1(self._weighed(samples[-RECENT:]).theta) >= 0.01
 
     def _conclude_on(self, request: "RequestPacer", report: "Report", now_s: float) -> None:
         memory, sample, ledger = self.memory, report.sample, self.memory.ledger
         if request.n_pairs:
             memory.bracket_in = BRACKET_REQUESTS
         if report.has_moved or not memory.costs.is_sure:
-            memory.bracket_in = 0
+            memory.bracket_in = min(memory.bracket_in, BRACKET_SOON)
         if sample.total_rounds:
             memory.samples = [*memory.samples, sample][-RECENT:]
         # By the costs that pairs showed: the plain step itself was last timed some time ago.
         saved = sample.tokens - sample.cost(memory.costs.table(sample.bucket))
-        ledger.saved += max(saved, -MAX_SAVINGS_LOSS)
+        drop = min(max(SAVINGS_SHARE * memory.reply_tokens, SAVINGS_DROP[0]), SAVINGS_DROP[1])
+        ledger.saved += max(saved, -MAX_SAVINGS_LOSS * drop)
         ledger.peak = max(ledger.peak, ledger.saved)
         if self.forced or not memory.samples:
             return
-        policy = self.evidence()[0]
-        if ledger.peak - ledger.saved > SAVINGS_DROP:
+        lately = self._weighed(memory.samples[-LATELY:])
+        if ledger.peak - ledger.saved > drop:
             self._enter("measuring", now_s, words.WHY_SAVINGS)
-        elif policy.likelihood_ratio <= DOUBT or whole_percent(math.expm1(policy.theta)) < 1:
+        elif (
+            (lately.theta <= 0 and lately.n >= LATELY)
+            or min(lately.likelihood_ratio, self.policy.likelihood_ratio) <= DOUBT
+            or whole_percent(math.expm1(self.policy.theta)) < 1
+        ):
             self._enter("measuring", now_s, words.WHY_DOUBT)
 
     def _conclude_off(self, request: "RequestPacer", report: "Report", now_s: float) -> None:
@@ -330,11 +420,13 @@ class Controller:
         if not request.n_pairs or not report.sample.total_rounds:
             return
         memory.plain_tokens = memory.plain_requests = 0
-        memory.retry_tokens = min(2 * memory.retry_tokens, RETRY_TOKENS[1])
+        doubled = min(2 * memory.retry_tokens, RETRY_TOKENS[1])
+        memory.retry_tokens = RETRY_TOKENS[0] if report.gain > 1 else doubled
         memory.samples = [*memory.samples, report.sample][-EVIDENCE:]
         memory.kinds = sorted({*memory.kinds, situation(request.traffic)})
-        theta = self.evidence()[0].theta
-        if report.gain > RETRY_GAIN or (report.gain > 1 and theta > 0):
+        has_hope = memory.has_hope or self.policy.theta > 0
+        memory.has_hope = report.gain > 1
+        if report.gain > RETRY_GAIN or (report.gain > 1 and has_hope):
             self._enter("measuring", now_s, words.WHY_RETRY)
             memory.costs.pairs = []
             memory.costs.hear(report.pairs)
@@ -357,33 +449,42 @@ class Controller:
             memory.retry_tokens = RETRY_TOKENS[0]
             memory.ledger.saved = memory.ledger.peak = 0.0
             memory.was_on = True
-        self._priced = None
+        self._forget_prices()
 
-    def _price(self) -> tuple[Evidence, Evidence, int]:
-        samples, costs = self.memory.samples, self.memory.costs
-        tables = [costs.table(bucket) for bucket in range(3)]
-        weights = [sample.weight for sample in samples]
-        taus = [sample.tau(tables[sample.bucket]) for sample in samples]
-        policy = weigh(taus, weights, costs.variance)
-        best: tuple[Evidence, int] | None = None
-        for depth in self.depths:
-            priced = [
-                tau
-                for sample in samples
-                if (tau := sample.tau_at(depth, tables[sample.bucket])) is not None
-            ]
-            if 2 * len(priced) < len(samples):
-                continue
-            depth_taus, depth_weights, noises = zip(*priced, strict=True)
-            fixed = weigh(depth_taus, depth_weights, costs.variance, noises)
-            if best is None or fixed.theta > best[0].theta:
-                best = fixed, depth
-        return (policy, *(best or (policy, self.depths[0])))
+    def tables(self) -> list[list[float]]:
+        """Context bucket → costs by depth."""
+        return [self.memory.costs.table(bucket) for bucket in range(len(BUCKETS) + 1)]
 
 
 def situation(traffic: Traffic) -> str:
     """What a re-try while Off is for: kind and context, as one word."""
     return f"{kind_of(traffic)}/{bucket_of(traffic.prompt_tokens)}"
+
+
+class AwaitedPacer:
+    """The pacer of a request that may fail, be cancelled or be over before it decodes.
+
+    request  its RequestPacer from the first plan on; None: nothing was begun, nothing to conclude
+    """
+
+    def __init__(self, controller: Controller, traffic: Traffic, now_s: float) -> None:
+        self._controller = controller
+        self._traffic = traffic
+        self._now_s = now_s
+        self.request: RequestPacer | None = None
+
+    def plan(self) -> Plan:
+        if self.request is None:
+            self.request = self._controller.begin(self._traffic, self._now_s)
+        return self.request.plan()
+
+    def observe(self, round: Round) -> None:
+        assert self.request is not None, "a round follows a plan"
+        self.request.observe(round)
+
+    def end(self) -> None:
+        if self.request is not None:
+            self.request.end()
 
 
 @dataclass(frozen=True)
@@ -413,13 +514,19 @@ class RequestPacer:
     """Paces one request: a course of stretches, as its controller's phase asks."""
 
     def __init__(
-        self, controller: Controller, traffic: Traffic, mode: Phase, n_pairs: int, now_s: float
+        self,
+        controller: Controller,
+        traffic: Traffic,
+        n_pairs: int,
+        now_s: float,
+        *,
+        drafts_on: bool,
     ) -> None:
         memory = controller.memory
         self._controller = controller
         self.traffic = traffic
         self.kind = kind_of(traffic)
-        self.mode: Phase = mode
+        self.mode: Phase = memory.phase
         self.n_pairs = n_pairs
         self.begun_s = now_s
         self.number = memory.n_requests
@@ -434,13 +541,14 @@ class RequestPacer:
         # What the course depends on is settled here, so that no later request can change it.
         is_short = memory.reply_tokens < SHORT_REPLY_TOKENS
         self._pair_tokens = PAIR_TOKENS // 2 if is_short else PAIR_TOKENS
-        self._drafts_on = mode == "on" or (mode == "measuring" and controller.is_leaning)
+        self._drafts_on = drafts_on
         self._depths = controller.depths
         self._hoped_costs = self.costs
         if n_pairs:
             hopes = [1 - OPTIMISM / (1 + memory.costs.n_pairs(k)) for k in range(MAX_DEPTH + 1)]
             self._hoped_costs = list(map(mul, self.costs, hopes))
         self._tokens_ahead = min(max(memory.reply_tokens, TOKENS_AHEAD[0]), TOKENS_AHEAD[1])
+        self._exit_loss = min(max(EXIT_SHARE * memory.reply_tokens, EXIT_LOSS[0]), EXIT_LOSS[1])
         self._coin = random.Random(f"{controller.seed}:{memory.n_requests}").random() < 0.5
         self._stopped_at: int | None = None  # trial rounds after which On would have stopped
         self._n_trial_rounds = 0
@@ -515,7 +623,7 @@ class RequestPacer:
             if stretch.purpose == "trial"
             for round in stretch.rounds
         )
-        return lost >= EXIT_LOSS
+        return lost >= self._exit_loss
 
     def _should_stop(self, n_rounds: int) -> bool:
         depth, value = self.level.best_depth(self.costs, self._depths)
@@ -531,11 +639,16 @@ class RequestPacer:
         n_least = LEAST_ROUNDS
         while True:
             rounds = self._open("draft")
+            saved = peak = 0.0
             depth, value = level.best_depth(costs, depths)
             while len(rounds) < n_least or self._pays(depth, value):
                 yield PLANS[depth]
                 last = rounds[-1]
                 level.hear(last.depth, last.accepted)
+                saved += last.accepted + 1 - costs[last.depth]
+                peak = max(peak, saved)
+                if peak - saved > STOP_LOSS:
+                    break
                 depth, value = level.best_depth(costs, depths)
             self.n_stops += 1
             self._open("plain")
@@ -570,10 +683,8 @@ class RequestPacer:
         decode = loss = 0.0
         tokens = plain_tokens = drafted_tokens = 0
         for stretch, step_ms in zip(stretches, steps, strict=True):
-            n = sum(round.accepted + 1 for round in stretch.rounds)
-            spent = (
-                math.fsum(round.round_ms for round in stretch.rounds) / step_ms if step_ms else n
-            )
+            n = stretch.tokens
+            spent = stretch.awake_ms(step_ms, self.costs) / step_ms if step_ms else n
             tokens += n
             if stretch.purpose in ("trial", "draft"):
                 decode += spent
@@ -641,17 +752,17 @@ class RequestPacer:
         return found
 
     def _sample(self, stretches: Sequence[Stretch], tokens: int) -> Sample:
-        """Of trials, the reply's last round is left out: it was cut by the reply's end."""
+        """What its rounds gave; the last one as it was, cut by the reply's end: a cost, too.
+
+        Trials cover half of a measured reply, and the end falls into one as often.
+        """
         sample = Sample(bucket=self.bucket)
         n_trial = 0
         for stretch in stretches:
             is_trial = stretch.purpose == "trial"
             if not is_trial and stretch.purpose != "draft":
                 continue
-            rounds = stretch.rounds
-            if is_trial and stretch is stretches[-1]:
-                rounds = rounds[:-1]
-            for round in rounds:
+            for round in stretch.rounds:
                 n_trial += is_trial
                 sample.hear_shallower(round.depth, round.accepted)
                 if not (is_trial and self._stopped_at is not None and n_trial > self._stopped_at):

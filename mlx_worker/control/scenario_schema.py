@@ -6,6 +6,7 @@ Owns how the table of scenario.py is shown. Pure; any thread.
 """
 
 import json
+import textwrap
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -23,6 +24,7 @@ from mlx_worker.control.scenario import (
 )
 from mlx_worker.records import MAX_DEPTH
 
+HELP_COLUMNS, INDENT = 96, "      "
 REPLIES, MACHINE, WORKLOAD, CHANGE = (
     {"$ref": f"#/$defs/{name}"} for name in ("replies", "machine", "workload", "change")
 )
@@ -36,10 +38,15 @@ def described_keys() -> Iterator[str]:
         for name, key in keys(of).items():
             if name not in skipped:
                 yield f"  {name} = {json.dumps(default_of(of, name))}    {limit(key)}"
-                yield f"      {key.about}"
+                yield about(key.about)
     yield "changes of a scenario:"
     yield f"  {CHANGES} = []    a list of objects"
-    yield f"      {CHANGES_ABOUT}"
+    yield about(CHANGES_ABOUT)
+
+
+def about(sentence: str) -> str:
+    """What stands below a key in --help."""
+    return textwrap.fill(sentence, HELP_COLUMNS, initial_indent=INDENT, subsequent_indent=INDENT)
 
 
 def default_of(of: type[Replies], name: str) -> object:
@@ -87,16 +94,16 @@ def _properties(of: type[Replies], chosen: dict[str, Key]) -> dict[str, object]:
 
 def _property(key: Key, default: object) -> dict[str, object]:
     bounds = {} if key.low is None else {"minimum": key.low, "maximum": key.high}
-    about = {"description": key.about, "default": default}
+    common = {"description": key.about, "default": default}
     if key.kind == "workloads":
-        return {**about, "type": "array", "items": WORKLOAD}
+        return {**common, "type": "array", "items": WORKLOAD}
     if key.kind in ITEMS:
         one: dict[str, object] = {"type": ITEMS[key.kind], **bounds}
         many = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_DEPTH}
-        return {**about, "anyOf": [one, many]}
+        return {**common, "anyOf": [one, many]}
     if key.choices:
-        return {**about, "enum": key.choices}
-    return {**about, "type": [key.kind, "null"] if key.is_optional else key.kind, **bounds}
+        return {**common, "enum": key.choices}
+    return {**common, "type": [key.kind, "null"] if key.is_optional else key.kind, **bounds}
 
 
 def schema_text() -> str:

@@ -21,7 +21,7 @@ from mlx_worker.control.machine import Machine, Served
 from mlx_worker.control.outcome import REPORTED, Account, Moment, Outcome, outcome
 from mlx_worker.control.pacer import Controller
 from mlx_worker.control.scenario import Scenario
-from mlx_worker.control.scenario_schema import described_keys
+from mlx_worker.control.scenario_schema import about, described_keys
 from mlx_worker.control.solve import solve
 from mlx_worker.errors import ConfigError
 from mlx_worker.records import Pacer, Plan, Round, Status, Traffic
@@ -205,17 +205,6 @@ def run(
     return outcome(phases, moments, ratios, last, policies)
 
 
-def many(
-    phases: Sequence[Scenario],
-    requests: int | None,
-    seeds: Iterable[int],
-    *,
-    has_policy: bool = True,
-) -> list[Outcome]:
-    """The same scenario with each seed."""
-    return [run(phases, requests, seed, has_policy=has_policy) for seed in seeds]
-
-
 # --- the command ------------------------------------------------------------------------------
 
 
@@ -261,7 +250,7 @@ def course(phases: Sequence[Scenario], moments: Sequence[Moment]) -> Iterable[st
 
 def described_result() -> Iterable[str]:
     yield "keys of --json, its last line; speeds are fractions, 0.24 is 24 % faster:"
-    yield from (f"  {name}\n      {about}" for name, about in REPORTED.items())
+    yield from (f"  {name}\n{about(sentence)}" for name, sentence in REPORTED.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -50,14 +50,15 @@ def status_of(controller: Controller) -> Status:
             memory.phase, loss=loss, loss_share=share, since_s=memory.since_s,
             why=memory.why or WHY_MEASURING,
         )  # fmt: skip
-    policy, fixed, best_depth = controller.evidence()
-    estimate = (fixed if memory.phase == "off" else policy).estimate
+    is_off = memory.phase == "off"
+    shown = controller.fixed[0] if is_off else controller.policy
+    estimate = shown.estimate
     samples = memory.samples
     n_rounds = [sum(column) for column in zip(*(s.n_rounds for s in samples), strict=True)]
     total, drafted = sum(n_rounds), sum(s.drafted for s in samples)
     tokens = sum(s.tokens for s in samples)
-    table = memory.costs.table(0)
-    cost = sum(n * table[depth] for depth, n in enumerate(n_rounds)) / total
+    tables = controller.tables()
+    cost = sum(sample.cost(tables[sample.bucket]) for sample in samples) / total
     why = memory.why or WHY_MEASURING
     if memory.phase == "measuring" and ledger.is_spent:
         why = WHY_WAITING
@@ -66,10 +67,11 @@ def status_of(controller: Controller) -> Status:
         speedup=estimate.speedup,
         low=estimate.low,
         high=estimate.high,
-        depth=best_depth if memory.phase == "off" else n_rounds.index(max(n_rounds)),
+        depth=controller.fixed[1] if is_off else n_rounds.index(max(n_rounds)),
         acceptance=(tokens - total) / drafted if drafted else None,
         tokens_per_round=tokens / total,
         cost=cost,
+        spread=shown.measured_spread,
         requests=len(samples),
         tokens=sum(s.tokens + s.plain_tokens for s in samples),
         loss=loss,

@@ -72,11 +72,15 @@ class Row:
 
     @property
     def decide_bound(self) -> float:
-        """Median requests to decide; infinite where any verdict will do."""
+        """Median requests to decide; infinite where any verdict will do.
+
+        The spread is the measured one: between requests as few rounds show them, chance included.
+        """
         if not self.right:
             return math.inf
         theta = math.log1p(self.right)
-        return max(MIN_DECIDE, DECIDE_FACTOR * (self.outcome.spread / theta) ** 2)
+        spread = self.outcome.measured_spread or self.outcome.spread
+        return max(MIN_DECIDE, DECIDE_FACTOR * (spread / theta) ** 2)
 
     @property
     def decided(self) -> int:
@@ -85,7 +89,12 @@ class Row:
 
     @property
     def least_kept(self) -> float | None:
-        return (KEPT_NOISY if self.is_noisy else KEPT).get(round(self.outcome.truth, 3))
+        """Of what replies of that length can gain: the last round of each is cut by its end."""
+        truth = self.outcome.truth
+        kept = (KEPT_NOISY if self.is_noisy else KEPT).get(round(truth, 3))
+        if kept is None or self.outcome.truth_policy is None:
+            return kept
+        return kept * min(1.0, self.outcome.truth_policy / truth)
 
     @property
     def figure_truth(self) -> float:

@@ -1,21 +1,41 @@
-"""The fixed-sample rule: tables of ratios in, verdicts out."""
+"""The fixed-sample rule and the sequential one: ratios or samples in, verdicts out."""
 
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
-from scipy import stats
+from hypothesis import given, settings, strategies as st
+from scipy import integrate, stats
 
 from mlx_worker.control.decide import (
+    BIG_EFFECT_Z,
+    BOUNDARY,
+    DOUBTED_LOOKS,
+    LEAST_GAIN,
+    LEAST_PICKINGS,
+    LEVEL_LOOKS,
+    MIN_BIG_LOOKS,
+    MIN_LOOKS,
+    SMALL_EFFECT,
+    SPREAD,
+    SPREAD_PRIOR,
+    Evidence,
     Ratios,
     Verdict,
     best_depth,
     decide,
     estimate_speedup,
     held_out_ratios,
+    judge,
+    pickings,
     student_t,
+    weigh,
 )
+from mlx_worker.control.measure import CostPair, Costs, Sample
+from mlx_worker.records import MAX_DEPTH
 
 FASTER: list[Ratios] = [{2: 0.80, 4: 0.90}, {2: 0.82, 4: 0.95}, {2: 0.79, 4: 0.88}]
 SLOWER: list[Ratios] = [{1: 1.20, 2: 1.40}, {1: 1.25, 2: 1.50}, {1: 1.22, 2: 1.30}]
@@ -198,3 +218,310 @@ def test_student_quantiles_agree_with_scipy(degrees: int, probability: float):
     """From one degree of freedom, where the tail is longest."""
     expected = stats.t.ppf(probability, degrees)
     assert student_t(probability, degrees) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+# --- the sequential rule: weighing ------------------------------------------------------------
+
+repeatable = settings(derandomize=True, deadline=None, max_examples=80)
+FIVE = [0.7, 0.9, 0.8, 0.75, 0.85]
+
+
+def test_theta_is_the_log_of_the_weighted_mean():
+    """Not a mean of logs, and heavier requests count for more."""
+    evidence = weigh([0.6, 0.9], [1.0, 3.0], 0.0)
+    assert evidence.theta == pytest.approx(-math.log((0.6 + 3 * 0.9) / 4))
+
+
+def test_equal_weights_count_each_request():
+    """Whatever the weight is."""
+    assert weigh(FIVE, [0.5] * 5, 0.0).n_effective == pytest.approx(5)
+
+
+def test_unequal_weights_count_as_fewer_requests():
+    """(Σw)² / Σw²: one long reply and four short ones are not five."""
+    evidence = weigh(FIVE, [0.9, 0.1, 0.1, 0.1, 0.1], 0.0)
+    assert (evidence.n, evidence.n_effective) == (5, pytest.approx(1.3**2 / (0.81 + 0.04)))
+
+
+def test_the_variance_is_the_spread_with_its_prior_over_the_requests():
+    """Worked by hand: squared relative deviations and the prior's, shared out."""
+    squares = math.fsum((tau / 0.8 - 1) ** 2 for tau in FIVE)
+    spread = (SPREAD_PRIOR * SPREAD**2 + squares) / (SPREAD_PRIOR + 4)
+    evidence = weigh(FIVE, [1.0] * 5, 0.0)
+    assert evidence.variance == pytest.approx(spread / 5)
+    assert evidence.spread == pytest.approx(math.sqrt(spread))
+
+
+def test_what_is_not_known_of_the_costs_stays_however_many_requests():
+    """All requests share the costs, so more of them do not average their error out."""
+    few, many = (weigh(FIVE * n, [1.0] * 5 * n, 0.01).variance for n in (1, 100))
+    assert few == pytest.approx(weigh(FIVE, [1.0] * 5, 0.0).variance + 0.01)
+    assert 0.01 < many < 0.0105
+
+
+def test_one_request_has_the_spread_of_the_prior():
+    """It can't tell by how much requests differ."""
+    assert weigh([0.8], [0.5], 0.0).spread == pytest.approx(SPREAD)
+
+
+def test_chance_within_requests_is_not_taken_for_content():
+    """Requests that differ by no more than their rounds do leave less to pick from."""
+    taus = [1.0, 1.2, 1.1, 0.95, 1.25] * 4
+    plain = weigh(taus, [1.0] * 20, 0.0)
+    noisy = weigh(taus, [1.0] * 20, 0.0, [0.01] * 20)
+    assert noisy.pickings < plain.pickings
+    assert (noisy.theta, noisy.variance) == (plain.theta, plain.variance)
+
+
+@pytest.mark.parametrize(("tau", "sd"), [(1.2, 0.2), (1.0, 0.05), (0.8, 0.3), (1.5, 0.1)])
+def test_pickings_are_the_expected_gain_of_those_that_gain(tau: float, sd: float):
+    """The closed form against the integral of max(1 − τ, 0) over a normal τ."""
+    expected, _ = integrate.quad(
+        lambda x: (1 - x) * stats.norm.pdf(x, tau, sd), tau - 12 * sd, 1, points=[min(tau, 1)]
+    )
+    assert pickings(tau, sd) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_the_likelihood_ratio_weighs_a_gain_against_as_big_a_loss():
+    """Log of the chance of this theta at +5 % over that at −5 %."""
+    evidence = weigh(FIVE, [1.0] * 5, 0.0)
+    sd = math.sqrt(evidence.variance)
+    gain, loss = (stats.norm.logpdf(evidence.theta, at, sd) for at in (SMALL_EFFECT, -SMALL_EFFECT))
+    assert evidence.likelihood_ratio == pytest.approx(float(gain - loss))
+
+
+@pytest.mark.parametrize(("spread", "n"), [(0.1, 12), (0.25, 30), (0.4, 30)])
+def test_the_interval_of_weighed_requests_covers_the_truth(spread: float, n: int):
+    """Too often where requests are more alike than the prior has it, never under 85 %."""
+    rng = random.Random(17)
+    truth = math.expm1(0.2 - spread**2 / 2)
+    n_covered, n_runs = 0, 2000
+    for _ in range(n_runs):
+        taus = [math.exp(rng.gauss(-0.2, spread)) for _ in range(n)]
+        estimate = weigh(taus, [1.0] * n, 0.0).estimate
+        assert estimate.low is not None
+        assert estimate.high is not None
+        n_covered += estimate.low <= truth <= estimate.high
+    assert 0.85 < n_covered / n_runs < 0.99
+
+
+def test_the_figure_is_inside_its_interval():
+    """As a speed-up: a tau of 0.8 is a quarter faster."""
+    estimate = weigh([0.8] * 6, [1.0] * 6, 0.0).estimate
+    assert estimate.speedup == pytest.approx(0.25)
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert estimate.low < 0.25 < estimate.high
+
+
+# --- the sequential rule: when it is enough ---------------------------------------------------
+
+
+def evidence(theta: float, z: float = 1.0, n: int = 8, saved: float = 0.0) -> Evidence:
+    """Of this log speed-up, so many standard errors from none."""
+    return Evidence(
+        theta=theta,
+        variance=(theta / z) ** 2,
+        spread=0.2,
+        measured_spread=0.2,
+        pickings=saved,
+        n=n,
+        n_effective=float(n),
+    )
+
+
+def at_boundary(theta: float, share: float, n: int = MIN_LOOKS) -> Evidence:
+    """Whose likelihood ratio is this share of the boundary."""
+    return replace(evidence(theta, n=n), variance=2 * SMALL_EFFECT * abs(theta) / BOUNDARY / share)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_likelihood_ratio_decides_at_its_boundary(sign: int):
+    """Not a little before; on either side alike."""
+    before, after = (at_boundary(sign * 0.05, share) for share in (0.99, 1.01))
+    assert (before.is_faster, before.is_slower) == (False, False)
+    assert (after.is_faster, after.is_slower) == (sign > 0, sign < 0)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_big_effect_is_decided_by_its_standard_errors(sign: int):
+    """Large spread makes the likelihood ratio slow, however clear the effect is."""
+    before, after = (evidence(sign * 0.5, sign * z) for z in (BIG_EFFECT_Z - 0.01, BIG_EFFECT_Z))
+    assert abs(after.likelihood_ratio) < BOUNDARY
+    assert (before.is_faster, before.is_slower) == (False, False)
+    assert (after.is_faster, after.is_slower) == (sign > 0, sign < 0)
+
+
+@pytest.mark.parametrize("theta", [0.5, -0.5])
+def test_nothing_is_decided_on_fewer_requests_than_that(theta: float):
+    """Whatever they say: a lone prompt may be anything but representative."""
+    few = at_boundary(theta, 50.0, n=MIN_LOOKS - 1)
+    enough = replace(few, n=MIN_LOOKS)
+    assert not few.is_faster | few.is_slower
+    assert enough.is_faster | enough.is_slower
+
+
+def test_a_big_effect_needs_some_more_requests():
+    """Standard errors of so few are themselves not known well."""
+    few = evidence(0.5, BIG_EFFECT_Z, n=MIN_BIG_LOOKS - 1)
+    assert (few.is_faster, replace(few, n=MIN_BIG_LOOKS).is_faster) == (False, True)
+
+
+# --- the sequential rule: the verdict ---------------------------------------------------------
+
+FASTER_NOW = evidence(0.3, 5.0)
+SLOWER_NOW = evidence(-0.3, -5.0)
+GAINS_A_BIT = evidence(1.5 * LEAST_GAIN, 0.5, saved=0.1)
+LOSES_A_BIT = evidence(-0.02, -0.5, saved=0.1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fixed", "verdict"),
+    [
+        (FASTER_NOW, GAINS_A_BIT, True),
+        (GAINS_A_BIT, FASTER_NOW, True),
+        (LOSES_A_BIT, FASTER_NOW, None),
+        (SLOWER_NOW, LOSES_A_BIT, False),
+        (SLOWER_NOW, GAINS_A_BIT, False),
+        (LOSES_A_BIT, SLOWER_NOW, False),
+        (LOSES_A_BIT, replace(SLOWER_NOW, pickings=2 * LEAST_PICKINGS), None),
+        (GAINS_A_BIT, LOSES_A_BIT, None),
+        (FASTER_NOW, SLOWER_NOW, True),
+    ],
+    ids=[
+        "policy-gains",
+        "depth-gains-and-policy-follows",
+        "depth-gains-but-policy-does-not",
+        "policy-loses",
+        "policy-loses-though-depth-gains-a-bit",
+        "depth-loses-and-nothing-to-pick",
+        "depth-loses-but-there-is-something-to-pick",
+        "neither-is-clear",
+        "policy-gains-though-depth-loses",
+    ],
+)
+def test_the_verdict_rests_on_the_policy(policy: Evidence, fixed: Evidence, verdict: bool | None):
+    """A fixed depth alone decides only where the policy could do no differently."""
+    assert judge(policy, fixed) is verdict
+
+
+def test_a_sure_gain_that_nobody_would_notice_is_not_on():
+    """It is no reason for a status that may change again."""
+    tiny = evidence(0.9 * LEAST_GAIN, 40.0, n=100)
+    assert tiny.is_faster
+    assert judge(tiny, tiny) is not True
+
+
+def test_a_policy_that_surely_gains_next_to_nothing_is_off():
+    """Otherwise a draft without effect would be measured for ever."""
+    level = replace(evidence(0.0), variance=(0.4 * LEAST_GAIN) ** 2, n=LEVEL_LOOKS)
+    assert judge(level, level) is False
+    assert judge(replace(level, n=LEVEL_LOOKS - 1), level) is None
+
+
+def test_where_drafts_have_paid_before_their_loss_takes_more_requests():
+    """A few bad requests in a row are common where content differs."""
+    fixed = replace(SLOWER_NOW, n=DOUBTED_LOOKS - 1)
+    assert judge(LOSES_A_BIT, fixed) is False
+    assert judge(LOSES_A_BIT, fixed, was_on=True) is None
+    assert judge(LOSES_A_BIT, replace(fixed, n=DOUBTED_LOOKS), was_on=True) is False
+
+
+def test_what_can_be_picked_needs_some_requests_to_be_seen():
+    """Three alike do not tell that the fourth won't gain."""
+    fixed = at_boundary(-0.3, 2.0, n=MIN_BIG_LOOKS - 1)
+    assert fixed.is_slower
+    assert judge(LOSES_A_BIT, fixed) is None
+
+
+# --- the sequential rule: slower rounds --------------------------------------------------------
+
+DEPTH = 3
+one_request = st.tuples(
+    st.lists(st.integers(0, DEPTH), min_size=3, max_size=30),  # accepted
+    st.one_of(st.just(0), st.integers(1, 300)),  # written plainly after it stopped
+)
+histories = st.lists(one_request, min_size=MIN_LOOKS, max_size=25)
+raised_pairs = st.lists(
+    st.tuples(st.floats(0.8, 4.0), st.floats(1.0, 2.0)), min_size=2, max_size=12
+)  # cost, and what the slower machine multiplies it by
+Requests = Sequence[tuple[list[int], int]]
+
+
+def weighed(requests: Requests, costs: Costs) -> tuple[Evidence, Evidence]:
+    """Of the policy and of the depth throughout, as a controller with one depth has them."""
+    table, samples = costs.table(0), [sample(*request) for request in requests]
+    weights = [each.weight for each in samples]
+    policy = weigh([each.tau(table) for each in samples], weights, costs.variance)
+    priced = [each.tau_at(DEPTH, table) for each in samples]
+    taus, depth_weights, noises = zip(*filter(None, priced), strict=True)
+    return policy, weigh(taus, depth_weights, costs.variance, noises)
+
+
+def sample(accepted: list[int], plain_tokens: int) -> Sample:
+    found = Sample(plain_tokens=plain_tokens)
+    for n in accepted:
+        found.hear(DEPTH, DEPTH, n)
+        found.hear_shallower(DEPTH, n)
+    return found
+
+
+def costs_of(pairs: Sequence[float]) -> Costs:
+    costs = Costs(curve={depth: 1 + 0.1 * depth for depth in range(1, MAX_DEPTH + 1)})
+    costs.hear([CostPair(DEPTH, 0, math.log(cost), 1.0) for cost in pairs])
+    return costs
+
+
+def both_machines(pairs: Sequence[tuple[float, float]]) -> tuple[Costs, Costs]:
+    """As it is, and with some of its rounds slower."""
+    return costs_of([cost for cost, _ in pairs]), costs_of([cost * by for cost, by in pairs])
+
+
+@repeatable
+@given(histories, raised_pairs)
+def test_slower_rounds_never_raise_a_figure(
+    requests: Requests, pairs: Sequence[tuple[float, float]]
+):
+    """Neither the policy's nor the depth's: the same rounds, some of them slower."""
+    usual, slower = (weighed(requests, costs) for costs in both_machines(pairs))
+    for before, after in zip(usual, slower, strict=True):
+        assert after.theta <= before.theta + 1e-12
+
+
+@repeatable
+@given(histories, raised_pairs, st.booleans())
+def test_slower_rounds_never_turn_off_into_on(
+    requests: Requests, pairs: Sequence[tuple[float, float]], was_on: bool
+):
+    """The same rounds at one depth, any of their times raised, plain steps as they were."""
+    usual, slower = (weighed(requests, costs) for costs in both_machines(pairs))
+    if judge(*usual, was_on=was_on) is False:
+        assert judge(*slower, was_on=was_on) is not True
+
+
+@repeatable
+@given(
+    st.lists(st.tuples(one_request.map(lambda each: each[0]), st.just(0)), min_size=3, max_size=25),
+    st.floats(0.8, 4.0),
+    st.floats(1.0, 2.0),
+)
+def test_a_machine_that_is_slower_throughout_never_gets_a_better_verdict(
+    requests: Requests, cost: float, by: float
+):
+    """On above undecided above Off, where every request drafted to its end."""
+    rank = {True: 2, None: 1, False: 0}
+    usual, slower = (judge(*weighed(requests, costs_of([c] * 8))) for c in (cost, by * cost))
+    assert rank[slower] <= rank[usual]
+
+
+@repeatable
+@given(histories, st.data())
+def test_worse_acceptance_never_raises_the_figure_of_the_depth(
+    requests: Requests, data: st.DataObject
+):
+    """The same number of rounds at one depth, fewer of their drafts right."""
+    costs = costs_of([1.5] * 8)
+    worse = [
+        ([data.draw(st.integers(0, n)) for n in accepted], plain) for accepted, plain in requests
+    ]
+    assert weighed(worse, costs)[1].theta <= weighed(requests, costs)[1].theta + 1e-12

@@ -111,15 +111,17 @@ def test_a_forced_controller_replays():
 
 def test_a_context_that_grows_over_the_edge_of_a_bucket_replays():
     """The line has a segment's first context; the first round of a trial doesn't price it."""
-    for before_edge in range(30):
+    for before_edge in range(60):
         controller, lines = logged()
         context = measure.BUCKETS[0] - before_edge
         request = controller.begin(Traffic(context), 0.0)
-        for _ in range(3):
-            plan, until = request.plan(), context + 20
+        for n in range(8):
+            plan = request.plan()
+            right, until = min(plan.depth, 2), context + plan.tokens
             while context < until:
-                request.observe(Round(plan.depth, plan.depth, 1, 20.0 + plan.depth, context))
-                context += 2
+                round_ms = 20.0 + plan.depth * (1 + n % 3)
+                request.observe(Round(plan.depth, plan.depth, right, round_ms, context))
+                context += right + 1
         request.end()
         assert is_replayed(plain(lines))
 

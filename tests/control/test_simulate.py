@@ -26,7 +26,7 @@ from mlx_worker.control.outcome import (
 from mlx_worker.control.pacer import FixedPacer
 from mlx_worker.control.scenario import Scenario, parse, read
 from mlx_worker.control.simulate import Serving, main, regressed, run
-from mlx_worker.control.solve import relative_sd, solve
+from mlx_worker.control.solve import relative_sd, solve, throttled
 from mlx_worker.records import Plan, Round, State, Status, Traffic
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
@@ -35,7 +35,7 @@ CONTRACT = [
     *("verdict_text", "verdict", "truth", "verdict_wrong", "requests_to_decide"),
     *("tokens_to_decide", "net_speed", "worst_loss", "on_off_flips"),
 ]
-MORE = ["truth_policy", "figure", "low", "high", "spread", "changes"]
+MORE = ["truth_policy", "figure", "low", "high", "spread", "measured_spread", "changes"]
 
 
 class Listener(FixedPacer):
@@ -174,6 +174,119 @@ def test_a_timer_errs_without_bias_and_by_its_cv():
     assert n > 2000
     assert fmean(read_ms) == pytest.approx(10, abs=4 * 1.5 / math.sqrt(n))
     assert stdev(read_ms) / 10 == pytest.approx(0.15, rel=0.1)
+
+
+EVEN = {
+    "plain_ms": 10,
+    "round_cost": [1.5],
+    "spread": 0,
+    "prompt_tokens": 1000,
+    "prompt_spread": 0,
+    "reply_tokens": 50,
+    "reply_spread": 0,
+    "noise_cv": 0,
+    "warmup_cost": 0,
+    "switch_cost": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "times"),
+    [
+        ({}, [10] * 49),
+        ({"warmup_cost": 0.5}, [15] * 3 + [10] * 46),
+        ({"context_plain_ms": 2}, [12 + 0.002 * n for n in range(49)]),
+        ({"throttle_at": 0, "throttle_step": 2}, [20] * 49),
+        ({"throttle_at": 0, "throttle_step": 2, "throttle_rounds_only": True}, [10] * 49),
+        ({"spike_probability": 1, "spike_factor": 7}, [70] * 49),
+    ],
+)
+def test_plain_steps_take_what_the_keys_say(keys: dict[str, object], times: list[float]):
+    """In ms, from the second id of a reply of 50 after a prompt of 1,000."""
+    controller = Fixed(0)
+    served(phase(**EVEN | keys), controller, requests=1)
+    assert [round.round_ms for round in controller.rounds] == pytest.approx(times)
+
+
+@pytest.mark.parametrize(
+    ("keys", "first_ms", "slope_ms"),
+    [
+        ({}, 15, 0),
+        ({"context_round_ms": 4}, 19, 4),
+        ({"throttle_at": 0, "throttle_step": 2}, 30, 0),
+        ({"throttle_at": 0, "throttle_step": 2, "throttle_rounds_only": True}, 30, 0),
+    ],
+)
+def test_rounds_take_what_the_keys_say(keys: dict[str, object], first_ms: float, slope_ms: float):
+    """In ms at 1,000 tokens of context, and by how much each 1,000 more are slower."""
+    controller = Fixed(2)
+    served(phase(**EVEN | keys), controller, requests=1)
+    for round in controller.rounds:
+        expected_ms = first_ms + slope_ms * (round.context_tokens / 1000 - 1)
+        assert round.round_ms == pytest.approx(expected_ms)
+
+
+def test_background_load_slows_some_tokens_of_a_request():
+    """Ten tokens in a row at most, at twice the time."""
+    controller = Fixed(0)
+    bursts = {"burst_probability": 1, "burst_factor": 2, "burst_tokens": 10}
+    served(phase(**EVEN | bursts), controller)
+    slow = [sum(round.round_ms > 19 for round in pacer.rounds) for pacer in controller.pacers]
+    assert max(slow) == 10
+    assert sum(slow) > 60
+
+
+def test_drift_walks_the_same_for_steps_and_rounds():
+    """A slow change of the whole machine: times move, ratios don't."""
+    scenario = phase(**EVEN | {"reply_tokens": 1000, "drift": 0.2})
+    requests = list(Machine((scenario,), "drift").requests(0, 60))
+    assert relative_sd([request.plain_ms[500] for request in requests]) > 0.2
+    assert relative_sd([request.ratio(2) for request in requests]) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("request_", "factor"), [(0, 1), (9, 1), (10, 1.1), (14, 1.1), (15, 1.21), (90, 1.331)]
+)
+def test_throttling_goes_in_steps(request_: int, factor: float):
+    """Three steps of 10 %, five requests apart, from request 10 on."""
+    keys = {"throttle_at": 10, "throttle_step": 1.1, "throttle_every": 5, "throttle_steps": 3}
+    assert throttled(phase(**keys), request_) == pytest.approx(factor)
+
+
+class Turns:
+    """Plans 5 plain tokens and 5 drafted ones in turn."""
+
+    def __init__(self) -> None:
+        self.n_plans = 0
+        self.heard_ms = 0.0
+        self.status = Status("automatic")
+
+    def begin(self, traffic: Traffic, now_s: float) -> "Turns":
+        return self
+
+    def plan(self) -> Plan:
+        self.n_plans += 1
+        return Plan(2 * (self.n_plans % 2), 5)
+
+    def observe(self, round: Round) -> None:
+        self.heard_ms += round.round_ms
+
+    def end(self) -> None: ...
+
+
+def test_a_switch_between_steps_and_rounds_costs_what_the_key_says():
+    """Half a plain step, charged both ways and not to the first plan; the pacer hears it too."""
+    true_ms: list[float] = []
+    turns = Turns()
+    for cost in (0, 0.5):
+        turns = Turns()
+        serving = Serving(turns)
+        scenario = phase(**EVEN | {"switch_cost": cost})
+        serving.serve(next(Machine((scenario,), "turns").requests(0, 1)))
+        true_ms.append(serving.account.true_ms)
+        assert turns.heard_ms == pytest.approx(serving.account.true_ms)
+    assert turns.n_plans > 5
+    assert true_ms[1] - true_ms[0] == pytest.approx(5 * (turns.n_plans - 1))
 
 
 # --- the judgement ----------------------------------------------------------------------------

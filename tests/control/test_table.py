@@ -16,7 +16,7 @@ from mlx_worker.control.outcome import Noticed, Outcome
 from tests.control.bounds import CHECKS, POOL_CHECKS, Figure, Row, summary, upper_95
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "control_table.py"
-LONG_S = 2400  # the whole table takes about 12 minutes of two idle cores
+LONG_S = 2400  # the whole table takes about 10 minutes of two idle cores
 SOME = (
     "effect-30 cv8 spread0.1 short greedy|effect-18 cv8 spread0.1 long greedy|"
     "effect-10 cv3 spread0.1 short sampled|effect-5 cv8 spread0.1 short greedy|"
@@ -114,6 +114,7 @@ GOOD = Outcome(
     low=-0.2,
     high=-0.16,
     spread=0.1,
+    measured_spread=None,
     depth=4,
     changes=(),
     requests=400,
