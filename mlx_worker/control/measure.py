@@ -140,8 +140,16 @@ class Costs:
         known = self._log_curve(pair.depth) + self.level + self.by_depth[pair.depth]
         return pair.log_cost - known - self.by_bucket[pair.bucket]
 
+    def __post_init__(self) -> None:
+        self._tables: dict[int, list[float]] = {}  # until the next fit
+
     def table(self, bucket: int) -> list[float]:
-        """Index depth → ps; [0] is 1, a plain step."""
+        """Index depth → ps; [0] is 1, a plain step. Not to be changed."""
+        if bucket not in self._tables:
+            self._tables[bucket] = self._table(bucket)
+        return self._tables[bucket]
+
+    def _table(self, bucket: int) -> list[float]:
         offset = self.level + self.by_bucket[bucket]
         return [1.0] + [
             math.exp(self._log_curve(depth) + offset + self.by_depth[depth])
@@ -156,6 +164,7 @@ class Costs:
 
     def _fit(self) -> None:
         """Weighted means, each factor from what the ones before it left over."""
+        self._tables.clear()
         pairs = self.pairs
         n = len(pairs)
         weights = [pair.weight * PAIR_FADE ** (n - 1 - i) for i, pair in enumerate(pairs)]
@@ -241,7 +250,7 @@ class Levels:
         return [math.log((n + 2 * share) / (n_own + 2)) for n, share in zip(own, base, strict=True)]
 
     def table(self, kind: str) -> LevelTable:
-        tokens, outcome = _round_tables(tuple(round(hazard, 1) for hazard in self.shape))
+        tokens, outcome = _round_tables(tuple(round(4 * hazard) / 4 for hazard in self.shape))
         return LevelTable(self.prior(kind), tokens, outcome)
 
     def hear(self, kind: str, request: "RequestLevel") -> None:
@@ -391,7 +400,11 @@ class Sample:
     drafted: int = 0
     bucket: int = 0
 
+    def __post_init__(self) -> None:
+        self._priced: tuple[Sequence[float] | None, float] = (None, 0.0)
+
     def hear(self, depth: int, drafted: int, accepted: int) -> None:
+        self._priced = (None, 0.0)
         self.n_rounds[depth] += 1
         self.tokens += accepted + 1
         self.drafted += drafted
@@ -414,11 +427,14 @@ class Sample:
 
     def cost(self, costs: Sequence[float]) -> float:
         """ps that the rounds took."""
-        return math.fsum(map(mul, self.n_rounds, costs))
+        return sum(map(mul, self.n_rounds, costs))
 
     def tau(self, costs: Sequence[float]) -> float:
         """ps a token of drafting as it ran, plain stretches of a request that stopped included."""
-        return (self.cost(costs) + self.plain_tokens) / (self.tokens + self.plain_tokens)
+        if self._priced[0] is not costs:  # a table is never changed, so this is the same price
+            spent = self.cost(costs) + self.plain_tokens
+            self._priced = costs, spent / (self.tokens + self.plain_tokens)
+        return self._priced[1]
 
     def tau_at(self, depth: int, costs: Sequence[float]) -> tuple[float, float, float] | None:
         """ps a token at one depth throughout, as its rounds tell; weight; relative variance.

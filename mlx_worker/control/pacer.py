@@ -220,6 +220,7 @@ class Controller:
         self._on_concluded = on_concluded
         self.memory = Memory(costs=Costs(curve=dict(curve or {})))
         self._active: list[RequestPacer] = []
+        self._taus: list[tuple[float, float]] | None = None  # of the samples, with their weights
         self._policy: Evidence | None = None
         self._fixed: tuple[Evidence, int] | None = None
         if forced:
@@ -259,13 +260,18 @@ class Controller:
     def policy(self) -> Evidence:
         """Evidence on drafting as it runs: depth by request, exits included. Needs a sample."""
         if self._policy is None:
-            self._policy = self._weighed(self.memory.samples)
+            self._policy = self.weighed(len(self.memory.samples))
         return self._policy
 
-    def _weighed(self, samples: Sequence[Sample]) -> Evidence:
-        tables = self.tables()
-        taus = [sample.tau(tables[sample.bucket]) for sample in samples]
-        return weigh(taus, [sample.weight for sample in samples], self.memory.costs.variance)
+    def weighed(self, n: int) -> Evidence:
+        """Evidence of the last n samples on drafting as it ran."""
+        if self._taus is None:
+            tables = self.tables()
+            self._taus = [
+                (sample.tau(tables[sample.bucket]), sample.weight) for sample in self.memory.samples
+            ]
+        taus, weights = zip(*self._taus[-n:], strict=True)
+        return weigh(taus, weights, self.memory.costs.variance)
 
     @property
     def fixed(self) -> tuple[Evidence, int]:
@@ -291,7 +297,7 @@ class Controller:
         return weigh(taus, weights, memory.costs.variance, noises)
 
     def _forget_prices(self) -> None:
-        self._policy = self._fixed = None
+        self._taus = self._policy = self._fixed = None
 
     # --- one request
 
@@ -385,10 +391,7 @@ class Controller:
 
     def _gains_lately(self) -> bool:
         """Whether the requests that the figure of On would rest on show a gain, too."""
-        samples = self.memory.samples
-        if len(samples) <= RECENT:
-            return True
-        return math.expm1(self._weighed(samples[-RECENT:]).theta) >= 0.01
+        return math.expm1(self.weighed(RECENT).theta) >= 0.01
 
     def _conclude_on(self, request: "RequestPacer", report: "Report", now_s: float) -> None:
         memory, sample, ledger = self.memory, report.sample, self.memory.ledger
@@ -405,15 +408,19 @@ class Controller:
         ledger.peak = max(ledger.peak, ledger.saved)
         if self.forced or not memory.samples:
             return
-        lately = self._weighed(memory.samples[-LATELY:])
         if ledger.peak - ledger.saved > drop:
             self._enter("measuring", now_s, words.WHY_SAVINGS)
-        elif (
-            (lately.theta <= 0 and lately.n >= LATELY)
-            or min(lately.likelihood_ratio, self.policy.likelihood_ratio) <= DOUBT
-            or whole_percent(math.expm1(self.policy.theta)) < 1
-        ):
+        elif self._is_doubtful():
             self._enter("measuring", now_s, words.WHY_DOUBT)
+
+    def _is_doubtful(self) -> bool:
+        """On: whether the gain is gone, from what the figure shows or from the last requests."""
+        lately = self.weighed(LATELY)
+        return (
+            whole_percent(math.expm1(self.policy.theta)) < 1
+            or (lately.n >= LATELY and lately.theta <= 0)
+            or min(lately.likelihood_ratio, self.policy.likelihood_ratio) <= DOUBT
+        )
 
     def _conclude_off(self, request: "RequestPacer", report: "Report", now_s: float) -> None:
         memory = self.memory

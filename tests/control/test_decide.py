@@ -417,6 +417,8 @@ def test_a_policy_that_surely_gains_next_to_nothing_is_off():
     level = replace(evidence(0.0), variance=(0.4 * LEAST_GAIN) ** 2, n=LEVEL_LOOKS)
     assert judge(level, level) is False
     assert judge(replace(level, n=LEVEL_LOOKS - 1), level) is None
+    unsure = replace(level, variance=(0.6 * LEAST_GAIN) ** 2)
+    assert judge(unsure, unsure) is None
 
 
 def test_where_drafts_have_paid_before_their_loss_takes_more_requests():
