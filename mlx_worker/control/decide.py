@@ -81,9 +81,15 @@ class Evidence:
 
     @property
     def estimate(self) -> "Estimate":
-        """The speed-up with its 90 % interval."""
-        degrees = min(100, max(1, round(self.n_effective - 1 + SPREAD_PRIOR)))
-        reach = _t90(degrees) * math.sqrt(self.variance)
+        """The speed-up with its 90 % interval.
+
+        Where the requests differ more than was expected of them, what they show counts in full.
+        """
+        is_wider = self.measured_spread > self.spread
+        excess = self.measured_spread**2 - self.spread**2 if is_wider else 0.0
+        variance = self.variance + excess / self.n_effective
+        degrees = self.n_effective - 1 + (0 if is_wider else SPREAD_PRIOR)
+        reach = _t90(min(100, max(1, round(degrees)))) * math.sqrt(variance)
         low, high = math.expm1(self.theta - reach), math.expm1(self.theta + reach)
         return Estimate(math.expm1(self.theta), low, high)
 
@@ -157,8 +163,8 @@ def judge(policy: Evidence, fixed: Evidence, *, was_on: bool = False) -> bool | 
 
 def is_unpromising(policy: Evidence, fixed: Evidence) -> bool:
     """Whether to stop measuring when trials have used up what they may cost, short of proof."""
-    has_pickings = fixed.pickings >= SPENT_PICKINGS
-    return policy.theta <= 0 and fixed.likelihood_ratio < DOUBT / 2 and not has_pickings
+    has_no_pickings = fixed.n >= MIN_BIG_LOOKS and fixed.pickings < SPENT_PICKINGS
+    return policy.theta <= 0 and fixed.likelihood_ratio < DOUBT / 2 and has_no_pickings
 
 
 def _is_decided(evidence: Evidence, sign: int) -> bool:

@@ -38,6 +38,7 @@ PAIR_SPREAD_PRIOR = 4  # pairs' worth of trust in it
 SURE_PAIRS = 8  # pairs from which a cost counts as known
 CHANGED_PAIRS = 0.8  # pairs' worth of a request that may contradict it …
 CHANGED_COST = 0.08  # … by at least this share …
+CLEAR_CHANGE = math.log(1.4)  # as a log; one request that says so is enough
 CHANGED_Z = 2.5  # … and so many standard errors
 DEFAULT_COST_PER_ROW = 0.15  # without a load-time curve; only until the first pairs
 
@@ -113,8 +114,8 @@ class Costs:
         if not pairs:
             return
         shift = self._contradiction(pairs)
-        if shift * self.suspicion > 0:
-            self.pairs = self.pairs[-self.n_suspects :]
+        if shift * self.suspicion > 0 or abs(shift) > CLEAR_CHANGE:
+            self.pairs = self.pairs[-self.n_suspects :] if self.suspicion * shift > 0 else []
             shift = 0.0
         self.suspicion, self.n_suspects = shift, len(pairs)
         self.pairs = [*self.pairs, *pairs][-PAIR_MEMORY:]
@@ -155,9 +156,6 @@ class Costs:
             math.exp(self._log_curve(depth) + offset + self.by_depth[depth])
             for depth in range(1, MAX_DEPTH + 1)
         ]
-
-    def n_pairs(self, depth: int) -> int:
-        return sum(pair.depth == depth for pair in self.pairs)
 
     def _log_curve(self, depth: int) -> float:
         return math.log(self.curve.get(depth, 1 + DEFAULT_COST_PER_ROW * (depth + 1)))
@@ -401,10 +399,10 @@ class Sample:
     bucket: int = 0
 
     def __post_init__(self) -> None:
-        self._priced: tuple[Sequence[float] | None, float] = (None, 0.0)
+        self._priced: tuple[Sequence[float] | None, tuple[float, float]] = (None, (0.0, 0.0))
 
     def hear(self, depth: int, drafted: int, accepted: int) -> None:
-        self._priced = (None, 0.0)
+        self._priced = None, (0.0, 0.0)
         self.n_rounds[depth] += 1
         self.tokens += accepted + 1
         self.drafted += drafted
@@ -431,9 +429,14 @@ class Sample:
 
     def tau(self, costs: Sequence[float]) -> float:
         """ps a token of drafting as it ran, plain stretches of a request that stopped included."""
-        if self._priced[0] is not costs:  # a table is never changed, so this is the same price
+        return self.priced(costs)[0]
+
+    def priced(self, costs: Sequence[float]) -> tuple[float, float]:
+        """tau, and the weight it has; remembered, as a table of costs is never changed."""
+        if self._priced[0] is not costs:
             spent = self.cost(costs) + self.plain_tokens
-            self._priced = costs, spent / (self.tokens + self.plain_tokens)
+            tau = spent / (self.tokens + self.plain_tokens)
+            self._priced = costs, (tau, self.weight)
         return self._priced[1]
 
     def tau_at(self, depth: int, costs: Sequence[float]) -> tuple[float, float, float] | None:

@@ -8,14 +8,14 @@ One thread at a time: the one that runs the session.
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import mul
 from statistics import median_low
 from typing import Any, Literal
 
 from mlx_worker.control import status as words
-from mlx_worker.control.decide import DOUBT, Evidence, is_unpromising, judge, weigh
+from mlx_worker.control.decide import DOUBT, MIN_BIG_LOOKS, Evidence, is_unpromising, judge, weigh
 from mlx_worker.control.measure import (
     BUCKETS,
     GAP_STEPS,
@@ -51,6 +51,7 @@ EXIT_LOSS = (3.0, 8.0)  # ps a request may lose in its trial before it is let go
 EXIT_SHARE = 0.04  # … this share of a typical reply
 PLAIN_TOKENS = (96, 768)  # a request that doesn't benefit: plain for so long, doubling up to
 STOP_LOSS = 16.0  # ps that one request's savings may fall below their peak, whatever is hoped for
+CLOCK_DOUBT = 1.5  # by so much more where the clock says so
 LEAST_ROUNDS = 2  # rounds before a request may stop drafting: the prior alone never parks it
 TOKENS_AHEAD = (32.0, 256.0)  # how long a reply is thought to go on, from how long they were
 SAVINGS_DROP = (60.0, 250.0)  # ps that savings may fall below their peak while On: in between …
@@ -311,14 +312,14 @@ class Controller:
         if memory.phase == "on":
             memory.bracket_in -= 1
             n_pairs = BRACKET_PAIRS // (2 if memory.reply_tokens < SHORT_REPLY_TOKENS else 1)
-            return n_pairs if memory.bracket_in < 0 else 0, True
+            return n_pairs if memory.bracket_in <= 0 else 0, True
         return TRY_PAIRS if self._retries(traffic) else 0, False
 
     def _measuring_course(self) -> tuple[int, bool]:
         memory = self.memory
-        if memory.ledger.is_spent:
-            return 0, self.is_leaning
         n_samples = len(memory.samples)
+        if memory.ledger.is_spent and n_samples >= MIN_BIG_LOOKS:
+            return 0, self.is_leaning
         is_known = memory.costs.is_sure and n_samples >= PAIRED_REQUESTS
         if is_known and n_samples % PAIRED_EVERY:
             return 0, True
@@ -399,6 +400,8 @@ class Controller:
             memory.bracket_in = BRACKET_REQUESTS
         if report.has_moved or not memory.costs.is_sure:
             memory.bracket_in = min(memory.bracket_in, BRACKET_SOON)
+            if report.loss > STOP_LOSS:
+                memory.bracket_in = 0
         if sample.total_rounds:
             memory.samples = [*memory.samples, sample][-RECENT:]
         # By the costs that pairs showed: the plain step itself was last timed some time ago.
@@ -517,6 +520,32 @@ class Report:
     has_moved: bool
 
 
+class Account:
+    """What one stretch of drafting has saved so far, at known costs and by the clock.
+
+    The clock's account is the rougher one, as the plain step was timed some time ago; but it is
+    the first to see that rounds have become much dearer.
+    """
+
+    def __init__(self, costs: Sequence[float], step_ms: float | None) -> None:
+        self._costs = costs
+        self._step_ms = step_ms
+        self._saved = self._peak = self._timed = self._timed_peak = 0.0
+
+    def has_fallen(self, round: Round) -> bool:
+        """Whether, with this round, either is further below its peak than a request may lose."""
+        tokens = round.accepted + 1
+        self._saved += tokens - self._costs[round.depth]
+        self._peak = max(self._peak, self._saved)
+        fall = self._peak - self._saved
+        if self._step_ms:
+            limit = GAP_STEPS * self._costs[round.depth]
+            self._timed += tokens - min(round.round_ms / self._step_ms, limit)
+            self._timed_peak = max(self._timed_peak, self._timed)
+            fall = max(fall, (self._timed_peak - self._timed) / CLOCK_DOUBT)
+        return fall > STOP_LOSS
+
+
 class RequestPacer:
     """Paces one request: a course of stretches, as its controller's phase asks."""
 
@@ -550,13 +579,10 @@ class RequestPacer:
         self._pair_tokens = PAIR_TOKENS // 2 if is_short else PAIR_TOKENS
         self._drafts_on = drafts_on
         self._depths = controller.depths
-        self._hoped_costs = self.costs
-        if n_pairs:
-            hopes = [1 - OPTIMISM / (1 + memory.costs.n_pairs(k)) for k in range(MAX_DEPTH + 1)]
-            self._hoped_costs = list(map(mul, self.costs, hopes))
+        self._seed = controller.seed
+        self._hopes = hopes(memory.costs) if n_pairs else []
         self._tokens_ahead = min(max(memory.reply_tokens, TOKENS_AHEAD[0]), TOKENS_AHEAD[1])
         self._exit_loss = min(max(EXIT_SHARE * memory.reply_tokens, EXIT_LOSS[0]), EXIT_LOSS[1])
-        self._coin = random.Random(f"{controller.seed}:{memory.n_requests}").random() < 0.5
         self._stopped_at: int | None = None  # trial rounds after which On would have stopped
         self._n_trial_rounds = 0
         self._course = self._run()
@@ -594,7 +620,8 @@ class RequestPacer:
 
     def _pairs(self) -> Generator[Plan, None, None]:
         """Plain and drafted stretches in ABBA order, until enough or the request is let go."""
-        coin, n_tokens, n_dropped = self._coin, self._pair_tokens, DROPPED_STEPS
+        coin = random.Random(f"{self._seed}:{self.number}").random() < 0.5
+        n_tokens, n_dropped = self._pair_tokens, DROPPED_STEPS
         if coin:
             self._open("plain")
             yield Plan(0, n_dropped)
@@ -613,7 +640,8 @@ class RequestPacer:
 
     def _trial(self, pair: int, n_tokens: int) -> Generator[Plan, None, None]:
         rounds = self._open("trial", pair)
-        depth, _ = self.level.best_depth(self._hoped_costs, self._depths)
+        hoped = [cost * hope for cost, hope in zip(self.costs, self._hopes, strict=True)]
+        depth, _ = self.level.best_depth(hoped, self._depths)
         yield Plan(depth, n_tokens)
         for round in rounds:
             self._n_trial_rounds += 1
@@ -642,24 +670,24 @@ class RequestPacer:
     def _drafts(self) -> Generator[Plan, None, None]:
         """Rounds at the depth that pays here; plainly for a while where none does."""
         level, costs, depths = self.level, self.costs, self._depths
+        step_ms = self._controller.memory.step_ms.get(self.bucket)
         n_plain, most = PLAIN_TOKENS
         n_least = LEAST_ROUNDS
         while True:
             rounds = self._open("draft")
-            saved = peak = 0.0
+            account = Account(costs, step_ms)
             depth, value = level.best_depth(costs, depths)
             while len(rounds) < n_least or self._pays(depth, value):
                 yield PLANS[depth]
                 last = rounds[-1]
                 level.hear(last.depth, last.accepted)
-                saved += last.accepted + 1 - costs[last.depth]
-                peak = max(peak, saved)
-                if peak - saved > STOP_LOSS:
+                if account.has_fallen(last):
                     break
                 depth, value = level.best_depth(costs, depths)
             self.n_stops += 1
-            self._open("plain")
+            steps = self._open("plain")
             yield Plan(0, n_plain)
+            step_ms = settled_mean([step.round_ms for step in steps[1:]]) or step_ms
             n_plain, n_least = min(2 * n_plain, most), 1
             level.relax()
 
@@ -796,6 +824,12 @@ class RequestPacer:
                 if run >= MOVED_ROUNDS:
                     return True
         return False
+
+
+def hopes(costs: Costs) -> list[float]:
+    """[depth] → share of its cost that a trial hopes for: less, the fewer pairs it was timed in."""
+    timed = Counter(pair.depth for pair in costs.pairs)
+    return [1 - OPTIMISM / (1 + timed[depth]) for depth in range(MAX_DEPTH + 1)]
 
 
 PLANS = tuple(Plan(depth, 1) for depth in range(MAX_DEPTH + 1))

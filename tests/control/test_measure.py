@@ -233,7 +233,7 @@ def test_a_request_that_contradicts_alone_replaces_nothing():
     """The device was busy for as long as it lasted; but costs are in doubt until the next one."""
     costs = Costs()
     costs.hear(pairs_of(1.5, n=4 * SURE_PAIRS))
-    costs.hear(pairs_of(2.2, n=4))
+    costs.hear(pairs_of(1.9, n=4))
     assert not costs.is_sure
     costs.hear(pairs_of(1.5, n=4))
     assert costs.is_sure
@@ -244,9 +244,18 @@ def test_requests_that_contradict_both_ways_replace_nothing():
     """One too dear, one too cheap: that is noise."""
     costs = Costs()
     costs.hear(pairs_of(1.5, n=4 * SURE_PAIRS))
-    costs.hear(pairs_of(2.2, n=4))
-    costs.hear(pairs_of(1.0, n=4))
+    costs.hear(pairs_of(1.9, n=4))
+    costs.hear(pairs_of(1.2, n=4))
     assert len(costs.pairs) == 4 * SURE_PAIRS + 8
+
+
+@pytest.mark.parametrize("now", [2.4, 0.9])
+def test_what_contradicts_clearly_is_believed_at_once(now: float):
+    """Costs that are half as much again, or a third less, are no chance."""
+    costs = Costs()
+    costs.hear(pairs_of(1.5, n=4 * SURE_PAIRS))
+    costs.hear(pairs_of(now, n=4))
+    assert costs.table(0)[3] == pytest.approx(now)
 
 
 def test_one_pair_alone_contradicts_nothing():
@@ -290,13 +299,6 @@ def test_a_request_without_pairs_changes_no_cost():
     before = costs.table(0)
     costs.hear([])
     assert costs.table(0) == before
-
-
-def test_pairs_are_counted_by_depth():
-    """So that a depth that was never timed can be told."""
-    costs = Costs()
-    costs.hear(pairs_of(1.5, 3, n=2) + pairs_of(1.7, 5))
-    assert [costs.n_pairs(depth) for depth in (3, 4, 5)] == [2, 0, 1]
 
 
 prices = st.floats(0.5, 6.0)
