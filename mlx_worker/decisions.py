@@ -31,8 +31,9 @@ from typing import Any
 
 import mlx_worker
 from mlx_worker.config import home
+from mlx_worker.control.controller import Controller
 from mlx_worker.control.log import FORMAT, head, request_line
-from mlx_worker.control.pacer import Controller, RequestPacer
+from mlx_worker.control.pacer import RequestPacer
 
 FOLDER = "decisions"
 MAX_BYTES = 8_000_000  # of a file, before the next head begins a new one

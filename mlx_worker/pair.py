@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mlx_worker.control.pacer import Controller
+from mlx_worker.control.controller import Controller
 from mlx_worker.control.status import WHY_AUTOMATIC
 from mlx_worker.decisions import DecisionLog
 from mlx_worker.engine import probe, validate

@@ -11,8 +11,9 @@ from itertools import count
 from typing import Any
 
 from mlx_worker.control import log, scenario
+from mlx_worker.control.controller import Controller
 from mlx_worker.control.machine import Machine
-from mlx_worker.control.pacer import Controller, RequestPacer
+from mlx_worker.control.pacer import RequestPacer
 from mlx_worker.control.simulate import Serving
 from mlx_worker.records import Plan, Round, Status, Traffic
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mlx_worker.control.pacer import Controller
+from mlx_worker.control.controller import Controller
 from mlx_worker.decisions import DecisionLog, read
 from mlx_worker.history import percent
 from tests.courses import EVENTS, curve, eventful_course, serve

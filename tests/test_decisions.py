@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mlx_worker import decisions
+from mlx_worker.control.controller import Controller
 from mlx_worker.control.log import replay
-from mlx_worker.control.pacer import Controller
 from mlx_worker.decisions import DecisionLog, History, file_stem, read
 from mlx_worker.records import Traffic
 from tests.courses import course_lines, plain, served

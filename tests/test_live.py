@@ -19,8 +19,9 @@ import pytest
 import mlx_worker
 from mlx_worker import decisions
 from mlx_worker.bench.workloads import BUILT_IN, COUNT, JSON, STORY
+from mlx_worker.control.controller import Controller
 from mlx_worker.control.log import replay
-from mlx_worker.control.pacer import Controller, RequestPacer
+from mlx_worker.control.pacer import RequestPacer
 from mlx_worker.engine.costs import cost_curve
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.session import generate_events

@@ -24,7 +24,8 @@ from mlx_worker.bench.run import (
     ratios_by_prompt,
 )
 from mlx_worker.bench.workloads import names
-from mlx_worker.control.pacer import Controller, RequestPacer
+from mlx_worker.control.controller import Controller
+from mlx_worker.control.pacer import RequestPacer
 from mlx_worker.engine.costs import cost_curve
 from mlx_worker.engine.load import LoadedPair
 from mlx_worker.records import MAX_DEPTH, Pacer, Plan, Round, Status, Traffic

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mlx_worker.control.controller import Controller, Ledger, Memory
 from mlx_worker.control.measure import CostPair, Costs, Levels, Sample
-from mlx_worker.control.pacer import Controller, Ledger, Memory, RequestPacer, Stretch
+from mlx_worker.control.pacer import RequestPacer, Stretch
 from mlx_worker.records import Plan, Round, Traffic
 
 FORMAT = 1  # of the lines; a replay refuses others

@@ -17,9 +17,9 @@ from functools import lru_cache
 from typing import Protocol
 
 from mlx_worker.control import scenario as scenarios
+from mlx_worker.control.controller import Controller
 from mlx_worker.control.machine import Machine, Served
 from mlx_worker.control.outcome import REPORTED, Account, Moment, Outcome, outcome
-from mlx_worker.control.pacer import Controller
 from mlx_worker.control.scenario import Scenario
 from mlx_worker.control.scenario_schema import about, described_keys
 from mlx_worker.control.solve import solve

@@ -13,7 +13,7 @@ from mlx_worker.control.decide import Evidence
 from mlx_worker.records import Status, whole_percent
 
 if TYPE_CHECKING:
-    from mlx_worker.control.pacer import Controller
+    from mlx_worker.control.controller import Controller
 
 WHY_AUTOMATIC = "no request since the model was loaded"
 WHY_MEASURING = "comparing drafts with plain decoding on the first requests"

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from mlx_worker.control import measure, pacer
+from mlx_worker.control import controller, measure
+from mlx_worker.control.controller import Controller
 from mlx_worker.control.log import ReplayDiffers, head, replay, request_line
-from mlx_worker.control.pacer import Controller, RequestPacer
+from mlx_worker.control.pacer import RequestPacer
 from mlx_worker.decisions import DecisionLog, read
 from mlx_worker.records import Round, Traffic
 from tests.courses import EVENTS, course_lines, curve, eventful_course, plain, serve
@@ -148,7 +149,7 @@ def test_a_changed_count_is_noticed():
 
 @pytest.mark.parametrize(
     ("home", "name", "value"),
-    [(measure, "WINSOR", 1.05), (measure, "LEVEL_FADE", 0.96), (pacer, "MAX_PAIRS", 7)],
+    [(measure, "WINSOR", 1.05), (measure, "LEVEL_FADE", 0.96), (controller, "MAX_PAIRS", 7)],
 )
 def test_a_changed_constant_is_noticed(
     home: ModuleType, name: str, value: float, monkeypatch: pytest.MonkeyPatch

@@ -12,34 +12,36 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mlx_worker.control import status as words
-from mlx_worker.control.decide import MIN_BIG_LOOKS
-from mlx_worker.control.measure import BUCKETS, GAP_STEPS, PAIR_TOKENS, CostPair, Sample
-from mlx_worker.control.pacer import (
+from mlx_worker.control.controller import (
     BRACKET_PAIRS,
     BRACKET_REQUESTS,
     BRACKET_SOON,
-    DROPPED_STEPS,
-    EXIT_LOSS,
     LATELY,
-    LEAST_ROUNDS,
     MAX_LOSS,
     MAX_LOSS_SHARE,
     MAX_PAIRS,
-    MOVED_COST,
-    MOVED_ROUNDS,
     MOVED_STEP,
     PAIRED_EVERY,
     PAIRED_REQUESTS,
-    PLAIN_TOKENS,
     RECENT,
     RETRY_REQUESTS,
     RETRY_TOKENS,
-    SHORT_REPLY_TOKENS,
     TRY_PAIRS,
     AwaitedPacer,
     Controller,
-    FixedPacer,
     Memory,
+)
+from mlx_worker.control.decide import MIN_BIG_LOOKS
+from mlx_worker.control.measure import BUCKETS, GAP_STEPS, PAIR_TOKENS, CostPair, Sample
+from mlx_worker.control.pacer import (
+    DROPPED_STEPS,
+    EXIT_LOSS,
+    LEAST_ROUNDS,
+    MOVED_COST,
+    MOVED_ROUNDS,
+    PLAIN_TOKENS,
+    SHORT_REPLY_TOKENS,
+    FixedPacer,
     RequestPacer,
     kind_of,
 )

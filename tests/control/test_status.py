@@ -8,9 +8,10 @@ import threading
 import pytest
 
 from mlx_worker.control import status as words
+from mlx_worker.control.controller import Controller
 from mlx_worker.control.decide import weigh
 from mlx_worker.control.measure import CostPair, Costs, Sample
-from mlx_worker.control.pacer import Controller, Phase
+from mlx_worker.control.pacer import Phase
 from mlx_worker.records import (
     MINUS,
     PLATFORM,
