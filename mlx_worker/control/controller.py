@@ -32,7 +32,7 @@ PAIRED_EVERY = 4  # the policy's own gain, so the others draft as if On, but for
 TRY_PAIRS = 4  # pairs of a re-try while Off
 BRACKET_PAIRS = 2  # pairs of a request that re-times its costs while On; half if replies are short
 BRACKET_REQUESTS = 12  # one request in so many re-times its costs while On …
-BRACKET_SOON = 5  # … or in so many, while they are not sure or have moved
+BRACKET_SOON = 5  # … or in so many, while they are in doubt or have moved
 MAX_LOSS = 80.0  # ps that trials may cost on top of …
 MAX_LOSS_SHARE = 0.005  # … this share of all decode time
 LEANING_Z = 0.5  # standard errors of gain at which the rest of a measured request drafts
@@ -345,7 +345,7 @@ class Controller:
         memory, sample, ledger = self.memory, report.sample, self.memory.ledger
         if request.n_pairs:
             memory.bracket_in = BRACKET_REQUESTS
-        if report.has_moved or not memory.costs.is_sure:
+        if report.has_moved or memory.costs.is_doubtful:
             memory.bracket_in = min(memory.bracket_in, BRACKET_SOON)
             if report.loss > STOP_LOSS:
                 memory.bracket_in = 0

@@ -123,8 +123,13 @@ class Costs:
 
     @property
     def is_sure(self) -> bool:
-        """Whether enough pairs agree; else the next requests should time some more."""
+        """Whether enough pairs agree."""
         return len(self.pairs) >= SURE_PAIRS and not self.suspicion
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether they rest on next to nothing, or were just contradicted."""
+        return len(self.pairs) < SURE_PAIRS // 2 or self.suspicion != 0
 
     def _contradiction(self, pairs: Sequence[CostPair]) -> float:
         """By how much, as a log, these pairs are off what is known; 0 where chance explains it."""
