@@ -48,6 +48,7 @@ class Served:
     idle_s: float
     prefill_s: float
     switch_ms: float
+    settle_ms: float
     accepted_below: tuple[float, ...]
     luck: Sequence[float]
     plain_ms: Sequence[float]
@@ -137,6 +138,7 @@ class Machine:
             idle_s=idle_s,
             prefill_s=prompt / 1e6 * scenario.prefill_ms,
             switch_ms=scenario.switch_cost * scenario.plain_ms,
+            settle_ms=scenario.settle_cost * scenario.plain_ms,
             accepted_below=acceptance_of(workload, solved.shift + solved.widths[index] * z),
             luck=luck,
             plain_ms=[each * (base_ms + per_token_ms * p) for p, each in enumerate(pace)],

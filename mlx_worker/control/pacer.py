@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 WHOLE_REQUEST_TOKENS = 1 << 30  # longer than any reply, so that the plan is asked for once
 
-DROPPED_STEPS = 3  # after prefill: caches are cold, buffers are new
+DROPPED_STEPS = 3  # before drafts that follow the prefill: caches are cold, buffers are new
+SETTLE_STEPS = 8  # plain steps after prefill or rounds that are slower than the rest, up to 10 %
 SHORT_REPLY_TOKENS = 64  # below this typical length pairs are half as long, so that some fit
 OPTIMISM = 0.06  # share by which a depth that was never timed may be cheaper than the curve says
 EXIT_LOSS = (3.0, 8.0)  # ps a request may lose in its trial before it is let go: in between …
@@ -234,19 +235,18 @@ class RequestPacer:
     def _pairs(self) -> Generator[Plan, None, None]:
         """Plain and drafted stretches in ABBA order, until enough or the request is let go."""
         coin = random.Random(f"{self._seed}:{self.number}").random() < 0.5
-        n_tokens, n_dropped = self._pair_tokens, DROPPED_STEPS
+        n_tokens = self._pair_tokens
         if coin:
             self._open("plain")
-            yield Plan(0, n_dropped)
-            n_dropped = 0
+            yield Plan(0, DROPPED_STEPS)
         for pair in range(self.n_pairs):
             for is_draft in (True, False) if coin else (False, True):
                 if is_draft:
                     yield from self._trial(pair, n_tokens)
                 else:
+                    is_settled = bool(self.stretches) and self.stretches[-1].purpose == "baseline"
                     self._open("baseline", pair)
-                    yield Plan(0, n_tokens + n_dropped)
-                n_dropped = 0
+                    yield Plan(0, n_tokens + (0 if is_settled else SETTLE_STEPS))
             coin = not coin
             if self._loses():
                 return
@@ -300,7 +300,7 @@ class RequestPacer:
             self.n_stops += 1
             steps = self._open("plain")
             yield Plan(0, n_plain)
-            step_ms = settled_mean([step.round_ms for step in steps[1:]]) or step_ms
+            step_ms = settled_mean([step.round_ms for step in settled_steps(steps)]) or step_ms
             n_plain, n_least = min(2 * n_plain, most), 1
             level.relax()
 
@@ -356,7 +356,7 @@ class RequestPacer:
 
     def _own_steps(self, stretches: Sequence[Stretch]) -> list[float]:
         found = [
-            settled_mean([round.round_ms for round in stretch.rounds[1:]])
+            settled_mean([round.round_ms for round in settled_steps(stretch.rounds)])
             for stretch in stretches
             if stretch.purpose in ("baseline", "plain") and len(stretch.rounds) > PAIR_TOKENS // 4
         ]
@@ -381,7 +381,8 @@ class RequestPacer:
         for stretch in stretches:
             rounds = stretch.rounds
             if stretch.purpose == "baseline":
-                n_dropped = DROPPED_STEPS if before is None else 1
+                is_settled = before is not None and before.purpose == "baseline"
+                n_dropped = 1 if is_settled else SETTLE_STEPS
                 halves.setdefault(stretch.pair, {})["baseline"] = rounds[n_dropped:]
             elif stretch.purpose == "trial":
                 is_switch = before is None or before.purpose != "trial"
@@ -437,6 +438,11 @@ class RequestPacer:
                 if run >= MOVED_ROUNDS:
                     return True
         return False
+
+
+def settled_steps(steps: Sequence[Round]) -> Sequence[Round]:
+    """Those that the rounds or the prefill before them slow no more; of a few, the later half."""
+    return steps[min(SETTLE_STEPS, len(steps) // 2) :]
 
 
 def hopes(costs: Costs) -> list[float]:

@@ -160,6 +160,9 @@ class Scenario(Replies):
     switch_cost: float = number(
         0.3, "plain steps that the first step after a round, and the reverse, take extra", 0, 1000
     )
+    settle_cost: float = number(
+        0.1, "by how much plain steps after a round are slower at first; 15 % less each", 0, 100
+    )
     warmup_cost: float = number(0.15, "by how much the first 3 steps of a reply are slower", 0, 100)
     prefill_ms: float = number(200, "per 1,000 tokens of prompt; moves the clock only")
     idle_s: float = number(2.0, "mean gap between requests (exponential); moves the clock only")

@@ -26,6 +26,7 @@ from mlx_worker.control.solve import solve
 from mlx_worker.errors import ConfigError
 from mlx_worker.records import Pacer, Plan, Round, Status, Traffic
 
+SETTLING = 0.85  # what is left of the slowness after a round, a plain step later
 POLICY_REQUESTS = 160
 POLICY_WARMUP = 20  # requests in which a forced policy gets to know the machine
 
@@ -81,11 +82,15 @@ class Serving:
         stop = min(request.reply_tokens, first + max(1, plan.tokens))
         context = request.prompt_tokens + first - 1
         observe, read_ms = pacer.observe, 0.0
-        self.account.true_ms += math.fsum(request.plain_ms[first:stop]) + switch_ms
+        settle_ms = request.settle_ms if switch_ms else 0.0
+        n_steps = stop - first
+        settling_ms = settle_ms * (1 - SETTLING**n_steps) / (1 - SETTLING)
+        self.account.true_ms += math.fsum(request.plain_ms[first:stop]) + switch_ms + settling_ms
         times = zip(request.plain_ms[first:stop], request.timer[first:stop], strict=True)
         for n, (step_ms, timer) in enumerate(times, start=context):
-            step_ms = (step_ms + switch_ms) * timer
+            step_ms = (step_ms + switch_ms + settle_ms) * timer
             switch_ms = 0.0
+            settle_ms *= SETTLING
             read_ms += step_ms
             observe(Round(0, 0, 0, step_ms, n))
         self.now_s += read_ms / 1000

@@ -40,6 +40,7 @@ from mlx_worker.control.pacer import (
     MOVED_COST,
     MOVED_ROUNDS,
     PLAIN_TOKENS,
+    SETTLE_STEPS,
     SHORT_REPLY_TOKENS,
     FixedPacer,
     RequestPacer,
@@ -243,10 +244,31 @@ def test_a_request_that_begins_with_a_draft_drops_some_steps_before():
     assert order(segments[1:]) == "DPPD" * (MAX_PAIRS // 2) + "P"
 
 
-def test_a_request_that_begins_plainly_has_as_many_steps_more():
-    """The half that lost its first steps is as long as the others."""
+def test_plain_halves_are_longer_by_the_steps_that_settle():
+    """After the prefill and after rounds, not after the plain half before."""
     plans = [segment.plan.tokens for segment in serve(new(seed=PLAIN_FIRST), 2000)]
-    assert plans[:4] == [PAIR_TOKENS + DROPPED_STEPS, *[PAIR_TOKENS] * 3]
+    settling = PAIR_TOKENS + SETTLE_STEPS
+    assert plans[:5] == [settling, PAIR_TOKENS, PAIR_TOKENS, settling, PAIR_TOKENS]
+
+
+def test_steps_that_settle_make_no_draft_look_better():
+    """Plain steps right after rounds are slower; the costs rest on those after them."""
+    controller = new(seed=PLAIN_FIRST, depths=[2])
+    for _ in range(3):
+        segments, request = [], controller.begin(Traffic(20), 0.0)
+        plan = request.plan()
+        for n in range(40):
+            slow = [1.3] * SETTLE_STEPS + [1.0] * (plan.tokens + 1)
+            for i in range(plan.tokens if not plan.depth else 8):
+                ms = STEP_MS * (1.5 if plan.depth else slow[i if n % 4 != 3 else i + SETTLE_STEPS])
+                accepted = 1 if plan.depth else 0
+                request.observe(Round(plan.depth, plan.depth, accepted, ms, 20))
+            segments.append(plan)
+            plan = request.plan()
+            if plan.tokens > 100:
+                break
+        request.end()
+    assert controller.memory.costs.table(0)[2] == pytest.approx(1.5, rel=0.02)
 
 
 def test_the_order_is_random_by_seed():

@@ -281,7 +281,7 @@ def test_a_switch_between_steps_and_rounds_costs_what_the_key_says():
     for cost in (0, 0.5):
         turns = Turns()
         serving = Serving(turns)
-        scenario = phase(**EVEN | {"switch_cost": cost})
+        scenario = phase(**EVEN | {"switch_cost": cost, "settle_cost": 0})
         serving.serve(next(Machine((scenario,), "turns").requests(0, 1)))
         true_ms.append(serving.account.true_ms)
         assert turns.heard_ms == pytest.approx(serving.account.true_ms)
