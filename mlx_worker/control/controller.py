@@ -17,12 +17,14 @@ from mlx_worker.control import status as words
 from mlx_worker.control.decide import DOUBT, MIN_BIG_LOOKS, Evidence, is_unpromising, judge, weigh
 from mlx_worker.control.measure import BUCKETS, Costs, Levels, Sample, bucket_of
 from mlx_worker.control.pacer import (
+    SETTLE_STEPS,
     SHORT_REPLY_TOKENS,
     STOP_LOSS,
     Phase,
     Report,
     RequestPacer,
     kind_of,
+    pair_tokens,
 )
 from mlx_worker.records import MAX_DEPTH, Plan, Round, Status, Traffic, whole_percent
 
@@ -30,8 +32,10 @@ MAX_PAIRS = 8  # pairs a request; more of one request would be one opinion asked
 PAIRED_REQUESTS = 8  # requests of a measurement in pairs; if that didn't decide, what is close is
 PAIRED_EVERY = 4  # the policy's own gain, so the others draft as if On, but for one in so many
 TRY_PAIRS = 4  # pairs of a re-try while Off
-BRACKET_PAIRS = 2  # pairs of a request that re-times its costs while On; half if replies are short
 BRACKET_REQUESTS = 12  # one request in so many re-times its costs while On …
+BRACKET_SHARE = (
+    0.02  # of all tokens at most are decoded plainly for that: short replies wait longer
+)
 BRACKET_SOON = 5  # … or in so many, while they are in doubt or have moved
 MAX_LOSS = 50.0  # ps that trials may cost on top of …
 MAX_LOSS_SHARE = 0.005  # … this share of all decode time
@@ -40,6 +44,7 @@ AGAIN_LOSS = 20.0  # ps that measuring again may cost, however much was spent be
 SAVINGS_DROP = (60.0, 250.0)  # ps that savings may fall below their peak while On: in between …
 SAVINGS_SHARE = 0.5  # … this share of a typical reply
 MAX_SAVINGS_LOSS = 1 / 3  # share of it that one request may account for: one is no trend
+AT_ONCE = 1 << 30  # tokens since the costs were timed that let nothing wait
 RECENT = 60  # requests that the figure of On rests on
 LATELY = 30  # requests of those that are asked whether there is still a gain
 EVIDENCE = 400  # requests that a measurement may take in
@@ -90,6 +95,7 @@ class Memory:
     kinds         kinds and contexts of traffic that the last measurement saw
     step_ms       context bucket → the plain step, lately
     verdict_step_ms  the same when the verdict fell
+    bracket_in, unbracketed  requests until costs are timed again, and tokens since they were
     has_hope      the last re-try gained, if not enough
     """
 
@@ -109,6 +115,7 @@ class Memory:
     plain_requests: int = 0
     retry_tokens: int = RETRY_TOKENS[0]
     bracket_in: int = BRACKET_REQUESTS
+    unbracketed: int = 0
     was_on: bool = False
     has_hope: bool = False
 
@@ -258,8 +265,9 @@ class Controller:
             return self._measuring_course()
         if memory.phase == "on":
             memory.bracket_in -= 1
-            n_pairs = BRACKET_PAIRS // (2 if memory.reply_tokens < SHORT_REPLY_TOKENS else 1)
-            return n_pairs if memory.bracket_in <= 0 else 0, True
+            plain = SETTLE_STEPS + pair_tokens(memory.reply_tokens)
+            is_due = memory.bracket_in <= 0 and BRACKET_SHARE * memory.unbracketed >= plain
+            return 1 if is_due else 0, True
         return TRY_PAIRS if self._retries(traffic) else 0, False
 
     def _measuring_course(self) -> tuple[int, bool]:
@@ -343,12 +351,13 @@ class Controller:
 
     def _conclude_on(self, request: RequestPacer, report: Report, now_s: float) -> None:
         memory, sample, ledger = self.memory, report.sample, self.memory.ledger
+        memory.unbracketed += report.tokens
         if request.n_pairs:
-            memory.bracket_in = BRACKET_REQUESTS
+            memory.bracket_in, memory.unbracketed = BRACKET_REQUESTS, 0
         if report.has_moved or memory.costs.is_doubtful:
             memory.bracket_in = min(memory.bracket_in, BRACKET_SOON)
             if report.loss > STOP_LOSS:
-                memory.bracket_in = 0
+                memory.bracket_in, memory.unbracketed = 0, AT_ONCE
         if sample.total_rounds:
             memory.samples = [*memory.samples, sample][-RECENT:]
         # By the costs that pairs showed: the plain step itself was last timed some time ago.
@@ -402,7 +411,7 @@ class Controller:
             memory.ledger.grant(AGAIN_LOSS)
         elif phase == "on":
             memory.samples = memory.samples[-RECENT:]
-            memory.bracket_in = BRACKET_REQUESTS
+            memory.bracket_in, memory.unbracketed = BRACKET_REQUESTS, 0
             memory.retry_tokens = RETRY_TOKENS[0]
             memory.ledger.saved = memory.ledger.peak = 0.0
             memory.was_on = True

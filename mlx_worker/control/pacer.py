@@ -189,8 +189,7 @@ class RequestPacer:
         self.n_stops = 0
         self.begun_after = controller.n_concluded
         # What the course depends on is settled here, so that no later request can change it.
-        is_short = memory.reply_tokens < SHORT_REPLY_TOKENS
-        self._pair_tokens = PAIR_TOKENS // 2 if is_short else PAIR_TOKENS
+        self._pair_tokens = pair_tokens(memory.reply_tokens)
         self._drafts_on = drafts_on
         self._depths = controller.depths
         self._seed = controller.seed
@@ -224,7 +223,10 @@ class RequestPacer:
     # --- the course
 
     def _run(self) -> Generator[Plan, None, None]:
-        if self.n_pairs:
+        if self.n_pairs and self.mode == "on":
+            self._open("baseline")
+            yield Plan(0, SETTLE_STEPS + self._pair_tokens)
+        elif self.n_pairs:
             yield from self._pairs()
         if self._drafts_on and self._stopped_at is None:
             yield from self._drafts()
@@ -375,30 +377,28 @@ class RequestPacer:
         return steps
 
     def _cost_pairs(self, stretches: Sequence[Stretch]) -> list[CostPair]:
-        found: list[CostPair] = []
-        halves: dict[int, dict[str, list[Round]]] = {}
+        """Trials beside their plain halves; while On, each depth's rounds beside the plain steps."""
+        """Trials beside their plain halves; while On, rounds by depth beside the plain steps."""
+        rounds: dict[tuple[int, int], list[Round]] = {}
         before: Stretch | None = None
         for stretch in stretches:
-            rounds = stretch.rounds
             if stretch.purpose == "baseline":
                 is_settled = before is not None and before.purpose == "baseline"
-                n_dropped = 1 if is_settled else SETTLE_STEPS
-                halves.setdefault(stretch.pair, {})["baseline"] = rounds[n_dropped:]
-            elif stretch.purpose == "trial":
-                is_switch = before is None or before.purpose != "trial"
-                halves.setdefault(stretch.pair, {})["trial"] = rounds[1 if is_switch else 0 :]
+                steps[stretch.pair] = stretch.rounds[1 if is_settled else SETTLE_STEPS :]
+            elif stretch.purpose in ("trial", "draft"):
+                for round in stretch.rounds:
+                    rounds.setdefault((stretch.pair, round.depth), []).append(round)
             before = stretch
-        for pair in halves.values():
-            trial, baseline = pair.get("trial"), pair.get("baseline")
-            if trial and baseline:
-                priced = cost_pair(
-                    trial[0].depth,
-                    bucket_of(trial[0].context_tokens),
-                    [round.round_ms for round in trial],
-                    [round.round_ms for round in baseline],
-                )
-                found += [priced] if priced else []
-        return found
+        found = [
+            cost_pair(
+                depth,
+                bucket_of(drafted[0].context_tokens),
+                [round.round_ms for round in drafted],
+                [step.round_ms for step in steps.get(pair, ())],
+            )
+            for (pair, depth), drafted in rounds.items()
+        ]
+        return [pair for pair in found if pair]
 
     def _sample(self, stretches: Sequence[Stretch], tokens: int) -> Sample:
         """What its rounds gave; the last one as it was, cut by the reply's end: a cost, too.
@@ -438,6 +438,11 @@ class RequestPacer:
                 if run >= MOVED_ROUNDS:
                     return True
         return False
+
+
+def pair_tokens(reply_tokens: float) -> int:
+    """Tokens of either half of a pair, where replies are so long."""
+    return PAIR_TOKENS // 2 if reply_tokens < SHORT_REPLY_TOKENS else PAIR_TOKENS
 
 
 def settled_steps(steps: Sequence[Round]) -> Sequence[Round]:

@@ -13,8 +13,9 @@ from hypothesis import given, settings, strategies as st
 
 from mlx_worker.control import status as words
 from mlx_worker.control.controller import (
-    BRACKET_PAIRS,
+    AT_ONCE,
     BRACKET_REQUESTS,
+    BRACKET_SHARE,
     BRACKET_SOON,
     LATELY,
     MAX_LOSS,
@@ -302,11 +303,12 @@ def test_the_first_steps_after_prefill_are_in_no_pair(seed: int):
 
 
 @EITHER
-def test_the_first_step_after_a_switch_is_in_no_pair(seed: int):
-    """The pipeline fills and the drafter catches up, which only so short a segment has to pay."""
+def test_rounds_after_a_switch_count_as_they_were(seed: int):
+    """They are hardly slower, and leaving them out could only favour the draft."""
     controller = new(seed=seed, depths=[2])
     serve(controller, right=1, pace=lambda _, is_switch: 2.0 if is_switch else 1.0)
-    assert costs_heard(controller) == {round(math.log(cheap(2)), 9)}
+    assert min(costs_heard(controller)) == round(math.log(cheap(2)), 9)
+    assert max(costs_heard(controller)) > round(math.log(cheap(2)), 9)
 
 
 @EITHER
@@ -323,12 +325,11 @@ def costs_heard(controller: Controller) -> set[float]:
 
 def test_short_replies_use_half_pairs():
     """So that some fit."""
-    controller = on()
-    for _ in range(40):
-        serve(controller, SHORT_REPLY_TOKENS // 2)
-    controller.memory.bracket_in = 0
+    controller = new()
+    controller.memory.reply_tokens = SHORT_REPLY_TOKENS - 1
     plans = [segment.plan for segment in serve(controller, 300)]
-    assert {plan.tokens for plan in plans if plan.depth} == {1, PAIR_TOKENS // 2}
+    assert PAIR_TOKENS // 2 in {plan.tokens for plan in plans if plan.depth}
+    assert PAIR_TOKENS not in {plan.tokens for plan in plans if plan.depth}
 
 
 def test_a_reply_that_ends_in_its_first_segment_teaches_no_cost():
@@ -717,14 +718,27 @@ def test_while_on_one_request_in_so_many_times_its_costs_again():
     assert gaps <= {BRACKET_REQUESTS, BRACKET_REQUESTS + 1}
 
 
-def test_a_request_that_times_its_costs_again_has_a_few_pairs():
-    """And drafts for the rest of the reply."""
+def test_a_request_that_times_its_costs_again_has_a_plain_stretch_first():
+    """Beside which its own rounds are timed, depth by depth."""
     controller = on()
-    controller.memory.bracket_in = 0
+    controller.memory.bracket_in, controller.memory.unbracketed = 0, AT_ONCE
     before = len(controller.memory.costs.pairs)
     segments = serve(controller, LONG_TOKENS)
-    assert len(controller.memory.costs.pairs) == before + BRACKET_PAIRS
-    assert order(segments[-10:]) == "D" * 10
+    assert len(controller.memory.costs.pairs) > before
+    assert order(segments)[:2] == "PD"
+    assert order(segments[1:]) == "D" * (len(segments) - 1)
+
+
+def test_short_replies_have_their_costs_timed_more_seldom():
+    """The plain stretch would be half of a reply: so many of all tokens at most."""
+    controller = on()
+    controller.memory.reply_tokens = 30.0
+    plain = total = 0
+    for _ in range(200):
+        for segment in serve(controller, 31):
+            total += sum(round.accepted + 1 for round in segment.rounds)
+            plain += 0 if segment.plan.depth else len(segment.rounds)
+    assert 0 < plain <= 1.2 * BRACKET_SHARE * total
 
 
 @pytest.mark.parametrize("change", [1 + 2 * MOVED_COST, 1 - 2 * MOVED_COST])
