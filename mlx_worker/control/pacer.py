@@ -377,8 +377,8 @@ class RequestPacer:
         return steps
 
     def _cost_pairs(self, stretches: Sequence[Stretch]) -> list[CostPair]:
-        """Trials beside their plain halves; while On, each depth's rounds beside the plain steps."""
         """Trials beside their plain halves; while On, rounds by depth beside the plain steps."""
+        steps: dict[int, list[Round]] = {}
         rounds: dict[tuple[int, int], list[Round]] = {}
         before: Stretch | None = None
         for stretch in stretches:
