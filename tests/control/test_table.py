@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "control_table.py"
 LONG_S = 2400  # the whole table takes about 10 minutes of two idle cores
 SOME = (
     "effect-30 cv8 spread0.1 short greedy|effect-18 cv8 spread0.1 long greedy|"
-    "effect-10 cv3 spread0.1 short sampled|effect-5 cv8 spread0.1 short greedy|"
+    "effect-10 cv3 spread0.1 short sampled|effect-5 cv8 spread0.1 long greedy|"
     "effect+5 cv8 spread0.1 long greedy|effect+10 cv15 spread0.1 short greedy|"
     "effect+24 cv8 spread0.3 short greedy|effect+45 cv15 spread0.5 short sampled"
 )
