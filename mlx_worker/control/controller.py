@@ -117,6 +117,7 @@ class Memory:
     bracket_in: int = BRACKET_REQUESTS
     unbracketed: int = 0
     was_on: bool = False
+    was_off: bool = False
     has_hope: bool = False
 
 
@@ -337,7 +338,7 @@ class Controller:
         if not memory.samples or not memory.costs.pairs:
             return
         policy, fixed = self.policy, self.fixed[0]
-        decision = judge(policy, fixed, was_on=memory.was_on)
+        decision = judge(policy, fixed, was_on=memory.was_on, was_off=memory.was_off)
         if decision is None and memory.ledger.is_spent and is_unpromising(policy, fixed):
             decision = False
         if decision and self._gains_lately():
@@ -415,6 +416,8 @@ class Controller:
             memory.retry_tokens = RETRY_TOKENS[0]
             memory.ledger.saved = memory.ledger.peak = 0.0
             memory.was_on = True
+        else:
+            memory.was_off = True
         self._forget_prices()
 
     def tables(self) -> list[list[float]]:

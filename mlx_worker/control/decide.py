@@ -28,7 +28,7 @@ LEAST_GAIN = math.log(1.02)  # a policy that gains less isn't worth a status tha
 LEVEL_LOOKS = 12  # requests to find that it gains less
 LEAST_PICKINGS = 0.006  # share of time worth waiting for the policy's own evidence
 SPENT_PICKINGS = 0.02  # the same once trials have used up what they may cost
-DOUBTED_LOOKS = 12  # requests to find less than that where drafting has paid before
+DOUBTED_LOOKS = 12  # requests to find the contrary of what was found before
 SPREAD = 0.18  # relative spread of tau between requests before there are requests to tell
 SPREAD_PRIOR = 4  # requests' worth of trust in it
 
@@ -139,19 +139,21 @@ def pickings(tau: float, sd: float) -> float:
     return sd * (density - u * math.erfc(u / math.sqrt(2)) / 2)
 
 
-def judge(policy: Evidence, fixed: Evidence, *, was_on: bool = False) -> bool | None:
+def judge(
+    policy: Evidence, fixed: Evidence, *, was_on: bool = False, was_off: bool = False
+) -> bool | None:
     """True: On. False: Off. None: not yet.
 
     policy  drafting as it would run: depth by request, requests that don't benefit dropped
     fixed   drafting at the best depth throughout
-    was_on  whether drafting has paid before
+    was_on, was_off  what was found before; its contrary takes more requests
 
     Both rest on the policy. A fixed depth that clearly gains is enough for On once the policy is
     seen to gain too: it learns while it is measured, so it lags behind. And where tau differs
     too little between requests for anything to be picked, a fixed depth that clearly loses is
     enough for Off: the policy drops such a draft so early that its own loss is hard to see.
     """
-    gains = policy.theta >= LEAST_GAIN
+    gains = policy.theta >= LEAST_GAIN and (policy.n >= DOUBTED_LOOKS or not was_off)
     if gains and (policy.is_faster or fixed.is_faster):
         return True
     enough = fixed.n >= (DOUBTED_LOOKS if was_on else MIN_BIG_LOOKS)

@@ -133,10 +133,12 @@ def judged(truth: float, truth_policy: float | None) -> float:
     """The speed-up whose sign a verdict must have; 0 where either sign is right.
 
     A policy that drops requests in time and picks depths may gain where every fixed depth loses.
-    Then it is the judge, and within ±5 % nothing is wrong, as everywhere.
+    Then it is the judge, and within ±5 % nothing is wrong, as everywhere. So it is where it gains
+    less than the fixed depth does on replies without end: the last round of each is cut.
     """
-    is_opposed = truth_policy is not None and truth * truth_policy < 0
-    judge = truth_policy if is_opposed and truth_policy is not None else truth
+    judge = truth
+    if truth_policy is not None and (truth * truth_policy < 0 or 0 < truth_policy < truth):
+        judge = truth_policy
     return judge if round(abs(judge), DIGITS) >= LEVEL else 0.0
 
 

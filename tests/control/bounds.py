@@ -274,11 +274,10 @@ def keeps_little(rows: Sequence[Row]) -> bool:
 
 
 def flips(rows: Sequence[Row]) -> bool:
-    n_phases = [len(row.outcome.changes) + 1 for row in rows]
-    return any(
-        row.outcome.on_off_flips > FLIPS * n and row.right
-        for row, n in zip(rows, n_phases, strict=True)
-    )
+    """As a rate over the runs of 400 requests; the worst run is shown beside it."""
+    judged_rows = [row for row in rows if row.right]
+    allowed = [FLIPS * (len(row.outcome.changes) + 1) for row in judged_rows]
+    return sum(row.outcome.on_off_flips for row in judged_rows) > sum(allowed)
 
 
 def covers_little(rows: Sequence[Row]) -> bool:
