@@ -40,12 +40,16 @@ needs_openblas = pytest.mark.skipif(OPENBLAS is None, reason="no libopenblas.so.
 BLAS = [pytest.param(None, id="reference"), pytest.param(OPENBLAS, id="openblas")]
 
 
+def preload(blas: str | None) -> dict[str, str]:
+    """With one thread: two that wait for each other are slower than one on a busy machine."""
+    return {"LD_PRELOAD": blas, "OPENBLAS_NUM_THREADS": "1"} if blas else {}
+
+
 def bench(*arguments: str, blas: str | None = None, **environ: str) -> dict[str, Any]:
     """The JSON line of `mlx-worker bench`, run as a user would."""
     command = [sys.executable, "-m", "mlx_worker", "bench", *arguments]
-    preload = {"LD_PRELOAD": blas} if blas else {}
     ran = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **preload, **environ}
+        command, capture_output=True, text=True, env={**os.environ, **preload(blas), **environ}
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
@@ -159,12 +163,11 @@ def test_three_in_ten_is_off_at_any_depth(blas: str | None):
         "controller = Controller(curve=cost_curve(pair))\n"
         "print([controller.status.state for _ in serve(pair, controller, requests)][-1])\n"
     )
-    preload = {"LD_PRELOAD": blas} if blas else {}
     ran = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env={**os.environ, **preload},
+        env={**os.environ, **preload(blas)},
         cwd=Path(__file__).parent.parent,
     )
     assert ran.returncode == 0, ran.stderr
