@@ -353,7 +353,7 @@ class Controller:
     def _conclude_on(self, request: RequestPacer, report: Report, now_s: float) -> None:
         memory, sample, ledger = self.memory, report.sample, self.memory.ledger
         memory.unbracketed += report.tokens
-        if request.n_pairs:
+        if report.pairs:  # none where the client left too soon: then the next request times them
             memory.bracket_in, memory.unbracketed = BRACKET_REQUESTS, 0
         if report.has_moved or memory.costs.is_doubtful:
             memory.bracket_in = min(memory.bracket_in, BRACKET_SOON)

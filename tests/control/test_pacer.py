@@ -729,6 +729,16 @@ def test_a_request_that_times_its_costs_again_has_a_plain_stretch_first():
     assert order(segments[1:]) == "D" * (len(segments) - 1)
 
 
+def test_a_request_that_is_cancelled_before_its_costs_were_timed_leaves_it_to_the_next():
+    """Clients that always leave early must not keep old costs for ever."""
+    controller = on()
+    controller.memory.bracket_in, controller.memory.unbracketed = 0, AT_ONCE
+    serve(controller, 4)
+    assert controller.memory.bracket_in <= 0
+    assert order(serve(controller, LONG_TOKENS))[:2] == "PD"
+    assert controller.memory.bracket_in == BRACKET_REQUESTS
+
+
 def test_short_replies_have_their_costs_timed_more_seldom():
     """The plain stretch would be half of a reply: so many of all tokens at most."""
     controller = on()
