@@ -9,7 +9,7 @@ and touches no file; `flush` and `close` run on any other, reading anywhere.
     <model>+<draft>-<hash>.lock                          held by flock while its writer lives
 
 A head begins every file, so each replays without the others. The lines hold times, counts and
-settings of requests; never a prompt, a reply or an id. Files are 0600, their folder 0700.
+settings of requests; never a prompt, a reply or an id. Files are 0600, and a folder made for them 0700.
 """
 
 import errno
@@ -73,7 +73,6 @@ class _Writer:
 
     def __init__(self, folder: Path, stem: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
         self._lock, self.path = _first_free(folder, stem)
         try:
             self._file = _open_end(self.path)
@@ -86,7 +85,7 @@ class _Writer:
         return self._file.tell()
 
     def write(self, line: Line) -> None:
-        left = f"{json.dumps(line, separators=(',', ':'), ensure_ascii=False)}\n".encode()
+        left = f"{json.dumps(line, separators=(',', ':'))}\n".encode()
         while left:
             left = left[self._file.write(left) :]
 

@@ -170,6 +170,7 @@ class Plan:
 class Round:
     """One timed piece of decoding: a draft-and-verify round, or one plain step (depth 0).
 
+    accepted        ids that the reply gained, less one
     round_ms        from the last device read to this one, so draft, verify and host work are in it
     context_tokens  ids cached when it began
     """

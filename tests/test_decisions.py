@@ -117,12 +117,15 @@ def test_a_load_without_a_request_leaves_nothing(tmp_path: Path):
 
 
 def test_files_are_the_owners_alone(tmp_path: Path):
-    """Also where folder and file were there before, open to all."""
+    """Also where the file was there before, open to all; a new folder, too."""
+    write(tmp_path / "new", 1)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     folder = tmp_path / "decisions"
-    folder.mkdir(mode=0o755)
+    folder.mkdir()
+    folder.chmod(0o755)
     (folder / f"{file_stem('m', 'd')}.jsonl").touch(mode=0o644)
     write(folder, 1)
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.stat().st_mode & 0o777 == 0o755, "a folder of the caller's is the caller's"
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 

@@ -275,7 +275,7 @@ class Controller:
         memory = self.memory
         n_samples = len(memory.samples)
         if memory.ledger.is_spent and n_samples >= MIN_BIG_LOOKS:
-            return 0, self.is_leaning
+            return 0, self.is_leaning and bool(memory.costs.pairs)
         is_known = memory.costs.is_sure and n_samples >= PAIRED_REQUESTS
         if is_known and n_samples % PAIRED_EVERY:
             return 0, True

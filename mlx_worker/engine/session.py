@@ -82,9 +82,11 @@ class Session:
         try:
             yield from self._reply()
         finally:
-            self.timelines.settle()
-            if self._pacer is not None:
-                self._pacer.end()
+            try:
+                self.timelines.settle()
+            finally:
+                if self._pacer is not None:
+                    self._pacer.end()
 
     def _reply(self) -> Iterator[Event]:
         pending = yield from self._prefill()
@@ -251,7 +253,9 @@ class Session:
         self._n_accepted += n_kept_drafts
         if self._pacer is not None:
             round_ms = (self._last_id - self._last_read) * 1000
-            self._pacer.observe(Round(depth, chosen.n_drafted, n_kept_drafts, round_ms, n_context))
+            # A round that the reply's end cut gave no id of the target's own: it counts one fewer.
+            accepted = len(kept.ids) - 1
+            self._pacer.observe(Round(depth, chosen.n_drafted, accepted, round_ms, n_context))
         self._last_read = self._last_id
         if self._n_ids - self._n_cleared >= CLEAR_TOKENS:
             self._n_cleared = self._n_ids

@@ -429,3 +429,31 @@ def test_choices_of_one_call_differ():
         tuple(write(tiny_pair("own"), PROMPT, 12, sampling=chosen, choice=i).ids) for i in range(3)
     }
     assert len(replies) == 3
+
+
+@pytest.mark.parametrize("place", range(3, 9))
+def test_the_pacer_hears_of_no_id_that_the_reply_has_not(place: int):
+    """A round cut by a stop on one of its drafts was counted one id too many."""
+    whole = write(tiny_pair("own"), PROMPT, 13, ignore_eos=True)
+    pair = tiny_pair("own", "same_weights", eos_ids=frozenset({whole.ids[place]}))
+    pacer = Script([(3, 99)])
+    reply = write(pair, PROMPT, 13, pacer=pacer)
+    assert sum(heard.accepted + 1 for heard in pacer.heard) == len(reply.ids) - 1
+
+
+def test_the_pacer_is_told_of_the_end_even_when_the_caches_fail(monkeypatch: pytest.MonkeyPatch):
+    """Else its controller takes every later request for one that overlaps."""
+    pacer = Script([(2, 99)])
+    request = GenerationRequest(tuple(PROMPT), 12, ignore_eos=True)
+    session = Session(tiny_pair("own", "same_weights"), request, pacer)
+    events = session.events()
+    for _ in range(4):
+        next(events)
+
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(session.timelines, "settle", fail)
+    with pytest.raises(RuntimeError):
+        events.close()
+    assert pacer.n_ends == 1
