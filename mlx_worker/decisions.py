@@ -9,7 +9,8 @@ and touches no file; `flush` and `close` run on any other, reading anywhere.
     <model>+<draft>-<hash>.lock                          held by flock while its writer lives
 
 A head begins every file, so each replays without the others. The lines hold times, counts and
-settings of requests; never a prompt, a reply or an id. Files are 0600, and a folder made for them 0700.
+settings of requests; never a prompt, a reply or an id. Files are 0600, and a folder made for them
+is 0700.
 """
 
 import errno

@@ -73,7 +73,7 @@ class Session:
         self._started = self._last_read = perf_counter()
         self._first_id = self._last_id = self._started
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event, None, None]:
         """Progress while prefilling, Text as ids come, one Done. Closing it cancels.
 
         However it ends, the caches then hold the committed ids and nothing else, and the pacer
