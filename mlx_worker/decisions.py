@@ -43,7 +43,7 @@ OVERFULL = 4  # times MAX_BYTES: without an idle moment for a head, requests are
 MAX_QUEUED = 1_000  # requests in memory for an owner that doesn't flush
 MAX_WRITERS = 16  # processes that log the same pair at a time
 MAX_NAME_CHARS = 60  # of a model in a file name; file systems allow 255 bytes for all of it
-REQUEST_KEYS = {"number", "begun_s", "traffic", "mode", "pairs", "stops", "gain", "status"}
+REQUEST_KEYS = {"number", "begun_s", "traffic", "mode", "pairs", "whole", "stops", "gain", "status"}
 
 Line = dict[str, Any]
 

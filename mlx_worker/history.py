@@ -95,7 +95,12 @@ def kind_word(line: Line) -> str:
 def mode_word(line: Line) -> str:
     """measuring, on, off; where pairs ran in the latter two: re-timing, re-try."""
     mode: str = line["mode"]
-    return {"on": "re-timing", "off": "re-try"}.get(mode, mode) if line["pairs"] else mode
+    return {"on": "re-timing", "off": "re-try"}.get(mode, mode) if is_timed(line) else mode
+
+
+def is_timed(line: Line) -> bool:
+    """Whether drafts were compared with plain decoding in it, or all of it was half of that."""
+    return bool(line["pairs"] or line["whole"])
 
 
 def print_all(out: Console, histories: Iterable[History], *, has_requests: bool = False) -> None:
@@ -191,7 +196,7 @@ def folded(requests: Iterable[Line]) -> Iterator[list[Line]]:
     group: list[Line] = []
     text = None
     for line in requests:
-        is_quiet = not line["rounds"] and not line["pairs"] and line["status"]["text"] == text
+        is_quiet = not line["rounds"] and not is_timed(line) and line["status"]["text"] == text
         text = line["status"]["text"]
         if group and not is_quiet:
             yield group

@@ -15,7 +15,7 @@ import pytest
 
 from mlx_worker import decisions
 from mlx_worker.control.controller import Controller
-from mlx_worker.control.log import replay
+from mlx_worker.control.log import FORMAT, replay
 from mlx_worker.decisions import DecisionLog, History, file_stem, read
 from mlx_worker.records import Traffic
 from tests.courses import course_lines, plain, served
@@ -293,7 +293,7 @@ def test_another_format_is_left_out_to_its_last_request(tmp_path: Path):
     write(tmp_path, 2)
     (file,) = files(tmp_path)
     text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace('"format":1', '"format":99') + text, encoding="utf-8")
+    file.write_text(text.replace(f'"format":{FORMAT}', '"format":99') + text, encoding="utf-8")
     assert numbers(one(tmp_path)) == [1, 2]
     assert one(tmp_path).n_skipped == 3
 

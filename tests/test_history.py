@@ -22,6 +22,7 @@ def request(number: int, **changes: Any) -> dict[str, Any]:
         "begun_s": 1000.0 + number,
         "mode": "off",
         "pairs": 0,
+        "whole": None,
         "stops": 0,
         "rounds": 0,
         "depths": [],

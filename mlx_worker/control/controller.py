@@ -15,11 +15,21 @@ from typing import Literal
 
 from mlx_worker.control import status as words
 from mlx_worker.control.decide import DOUBT, MIN_BIG_LOOKS, Evidence, is_unpromising, judge, weigh
-from mlx_worker.control.measure import BUCKETS, Costs, Levels, Sample, bucket_of
+from mlx_worker.control.measure import (
+    BUCKETS,
+    FULL_STEPS,
+    PAIR_TOKENS,
+    Costs,
+    Levels,
+    Sample,
+    bucket_of,
+)
 from mlx_worker.control.pacer import (
+    KEPT_STEPS,
     SETTLE_STEPS,
     SHORT_REPLY_TOKENS,
     STOP_LOSS,
+    Course,
     Phase,
     Report,
     RequestPacer,
@@ -31,6 +41,8 @@ from mlx_worker.records import MAX_DEPTH, Plan, Round, Status, Traffic, whole_pe
 MAX_PAIRS = 8  # pairs a request; more of one request would be one opinion asked twice
 PAIRED_REQUESTS = 8  # requests of a measurement in pairs; if that didn't decide, what is close is
 PAIRED_EVERY = 4  # the policy's own gain, so the others draft as if On, but for one in so many
+UNPAIRED_REQUESTS = 3  # in a row that were too short for a pair: then whole requests are compared
+PAIRED_REPLY = 2 * (SETTLE_STEPS + PAIR_TOKENS)  # tokens of a reply that ends that
 TRY_PAIRS = 4  # pairs of a re-try while Off
 BRACKET_REQUESTS = 12  # one request in so many re-times its costs while On …
 BRACKET_SHARE = (
@@ -97,6 +109,8 @@ class Memory:
     verdict_step_ms  the same when the verdict fell
     bracket_in, unbracketed  requests until costs are timed again, and tokens since they were
     has_hope      the last re-try gained, if not enough
+    n_unpaired    requests in a row that should have timed a pair and were too short for one
+    whole_steps   context bucket → ms of the plain steps of requests, for the next one's rounds
     """
 
     phase: Phase = "measuring"
@@ -119,6 +133,8 @@ class Memory:
     was_on: bool = False
     was_off: bool = False
     has_hope: bool = False
+    n_unpaired: int = 0
+    whole_steps: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
 
 
 class AwaitedPacer:
@@ -189,8 +205,7 @@ class Controller:
         """The pacer of one request. Requests that overlap are served, but teach nothing."""
         memory = self.memory
         memory.n_requests += 1
-        n_pairs, drafts_on = self._course(traffic)
-        request = RequestPacer(self, traffic, n_pairs, now_s, drafts_on=drafts_on)
+        request = RequestPacer(self, traffic, self._course(traffic), now_s)
         self._active.append(request)
         if memory.n_requests == 1:
             self.refresh()
@@ -225,13 +240,13 @@ class Controller:
         """Evidence of the last n samples on drafting as it ran."""
         if self._taus is None:
             tables = self.tables()
-            self._taus = [sample.priced(tables[sample.bucket]) for sample in self.memory.samples]
+            self._taus = [sample.tau(tables[sample.bucket]) for sample in self.memory.samples]
         taus, weights = zip(*self._taus[-n:], strict=True)
         return weigh(taus, weights, self.memory.costs.variance)
 
     @property
     def fixed(self) -> tuple[Evidence, int]:
-        """Evidence on the best fixed depth that half of the samples can price, and that depth."""
+        """Evidence on the best fixed depth that half of the samples ran at, and that depth."""
         if self._fixed is None:
             candidates = [(self._at(depth), -depth) for depth in self.depths]
             priced = [(found.theta, depth, found) for found, depth in candidates if found]
@@ -245,10 +260,9 @@ class Controller:
     def _at(self, depth: int) -> Evidence | None:
         memory, tables = self.memory, self.tables()
         samples = memory.samples
-        found = [sample.tau_at(depth, tables[sample.bucket]) for sample in samples]
-        priced = [tau for tau in found if tau is not None]
-        if 2 * len(priced) < len(samples):
+        if 2 * sum(sample.deepest >= depth for sample in samples) < len(samples):
             return None
+        priced = [sample.tau_at(depth, tables[sample.bucket]) for sample in samples]
         taus, weights, noises = zip(*priced, strict=True)
         return weigh(taus, weights, memory.costs.variance, noises)
 
@@ -257,29 +271,48 @@ class Controller:
 
     # --- one request
 
-    def _course(self, traffic: Traffic) -> tuple[int, bool]:
-        """How many pairs a request has, and whether it drafts after them."""
+    def _course(self, traffic: Traffic) -> Course:
         memory = self.memory
         if self.forced:
-            return 0, True
+            return Course(drafts_on=True)
+        bucket = bucket_of(traffic.prompt_tokens)
         if memory.phase == "measuring":
-            return self._measuring_course()
+            return self._measuring_course(bucket)
         if memory.phase == "on":
             memory.bracket_in -= 1
-            plain = SETTLE_STEPS + pair_tokens(memory.reply_tokens)
-            is_due = memory.bracket_in <= 0 and BRACKET_SHARE * memory.unbracketed >= plain
-            return 1 if is_due else 0, True
-        return TRY_PAIRS if self._retries(traffic) else 0, False
+            return self._bracket(bucket)
+        if not self._retries(traffic):
+            return Course()
+        return Course(whole="trial") if self._is_short else Course(TRY_PAIRS)
 
-    def _measuring_course(self) -> tuple[int, bool]:
+    @property
+    def _is_short(self) -> bool:
+        """Whether replies are too short for both halves of a pair, so that requests take turns."""
+        return self.memory.n_unpaired >= UNPAIRED_REQUESTS
+
+    def _has_whole_steps(self, bucket: int) -> bool:
+        return len(self.memory.whole_steps.get(bucket, ())) >= FULL_STEPS // 2
+
+    def _measuring_course(self, bucket: int) -> Course:
         memory = self.memory
         n_samples = len(memory.samples)
         if memory.ledger.is_spent and n_samples >= MIN_BIG_LOOKS:
-            return 0, self.is_leaning and bool(memory.costs.pairs)
+            return Course(drafts_on=self.is_leaning and bool(memory.costs.pairs))
         is_known = memory.costs.is_sure and n_samples >= PAIRED_REQUESTS
         if is_known and n_samples % PAIRED_EVERY:
-            return 0, True
-        return MAX_PAIRS, self.is_leaning
+            return Course(drafts_on=True)
+        if self._is_short:
+            return Course(whole="trial" if self._has_whole_steps(bucket) else "plain")
+        return Course(MAX_PAIRS, self.is_leaning)
+
+    def _bracket(self, bucket: int) -> Course:
+        """On: drafts, beside plain steps of its own or of a request before where it is time."""
+        memory = self.memory
+        plain = SETTLE_STEPS + pair_tokens(memory.reply_tokens)
+        is_due = memory.bracket_in <= 0 and BRACKET_SHARE * memory.unbracketed >= plain
+        if not is_due or (self._is_short and self._has_whole_steps(bucket)):
+            return Course(drafts_on=True)
+        return Course(whole="plain") if self._is_short else Course(1, drafts_on=True)
 
     def _retries(self, traffic: Traffic) -> bool:
         """Off: whether this request tries drafting again; too seldom to need the ledger's leave."""
@@ -307,7 +340,7 @@ class Controller:
 
     def _take_in(self, request: RequestPacer, now_s: float) -> None:
         memory = self.memory
-        report = request.report()
+        report = request.report
         self._forget_prices()
         memory.ledger.decode += report.decode
         memory.reply_tokens += (1 - LENGTH_FADE) * (report.tokens - memory.reply_tokens)
@@ -321,7 +354,9 @@ class Controller:
             old = memory.step_ms.get(report.bucket, step_ms)
             memory.step_ms[report.bucket] = STEP_FADE * old + (1 - STEP_FADE) * step_ms
         memory.levels.hear(request.kind, request.level)
+        memory.costs.hear_tails(report.rounds_ms, report.plain_ms)
         memory.costs.hear(report.pairs)
+        self._count_pairs(request, report)
         conclusion: dict[Phase, Callable[[RequestPacer, Report, float], None]] = {
             "measuring": self._conclude_measuring,
             "on": self._conclude_on,
@@ -329,6 +364,19 @@ class Controller:
         }
         if request.mode == memory.phase:
             conclusion[memory.phase](request, report, now_s)
+
+    def _count_pairs(self, request: RequestPacer, report: Report) -> None:
+        """Whether replies have become too short for pairs, or long enough again."""
+        memory, bucket = self.memory, report.bucket
+        if report.pairs:
+            memory.whole_steps.pop(bucket, None)
+        if report.whole_steps_ms:
+            steps = [*memory.whole_steps.get(bucket, ()), *report.whole_steps_ms]
+            memory.whole_steps[bucket] = steps[-KEPT_STEPS:]
+        if report.tokens >= PAIRED_REPLY or (request.course.n_pairs and report.pairs):
+            memory.n_unpaired = 0
+        elif request.course.n_pairs:
+            memory.n_unpaired += 1
 
     def _conclude_measuring(self, request: RequestPacer, report: Report, now_s: float) -> None:
         memory = self.memory
@@ -384,7 +432,7 @@ class Controller:
 
     def _conclude_off(self, request: RequestPacer, report: Report, now_s: float) -> None:
         memory = self.memory
-        if not request.n_pairs or not report.sample.total_rounds:
+        if not request.course.times or not report.sample.total_rounds:
             return
         memory.plain_tokens = memory.plain_requests = 0
         doubled = min(2 * memory.retry_tokens, RETRY_TOKENS[1])
@@ -395,8 +443,7 @@ class Controller:
         memory.has_hope = report.gain > 1
         if report.gain > RETRY_GAIN or (report.gain > 1 and has_hope):
             self._enter("measuring", now_s, words.WHY_RETRY)
-            memory.costs.pairs = []
-            memory.costs.hear(report.pairs)
+            memory.costs.renew(report.pairs)
             memory.samples = [report.sample]
         else:
             memory.verdict_step_ms.update(memory.step_ms)

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from typing import Any
 
 from mlx_worker.control.controller import Controller, Ledger, Memory
-from mlx_worker.control.measure import CostPair, Costs, Levels, Sample
+from mlx_worker.control.measure import CostPair, Costs, Levels, Sample, Tail
 from mlx_worker.control.pacer import RequestPacer, Stretch
 from mlx_worker.records import Plan, Round, Traffic
 
-FORMAT = 1  # of the lines; a replay refuses others
+FORMAT = 2  # of the lines; a replay refuses others
 
 Line = Mapping[str, Any]
 
@@ -53,7 +53,8 @@ def request_line(controller: Controller, request: RequestPacer) -> dict[str, Any
         "begun_after": request.begun_after,
         "traffic": asdict(request.traffic),
         "mode": request.mode,
-        "pairs": request.n_pairs,
+        "pairs": request.course.n_pairs,
+        "whole": request.course.whole,
         "disturbed": request.is_disturbed,
         "stops": request.n_stops,
         "left_early": _left_early(request),
@@ -66,7 +67,7 @@ def request_line(controller: Controller, request: RequestPacer) -> dict[str, Any
 def _figures(controller: Controller, request: RequestPacer) -> dict[str, Any]:
     rounds = [round for stretch in request.stretches for round in stretch.rounds if round.depth]
     tokens = sum(round.accepted + 1 for round in rounds)
-    report = request.report()
+    report = request.report
     is_priced = bool(report.steps_ms or request.bucket in controller.memory.step_ms)
     return {
         "tokens": sum(stretch.tokens for stretch in request.stretches),
@@ -173,6 +174,7 @@ def _memory(values: Mapping[str, Any]) -> Memory:
     costs: dict[str, Any] = dict(values["costs"])
     costs["pairs"] = [CostPair(**pair) for pair in costs["pairs"]]
     costs["curve"] = _int_keys(costs["curve"])
+    costs |= {name: Tail(**costs[name]) for name in ("rounds_tail", "steps_tail")}
     parts: dict[str, Any] = {
         "costs": Costs(**costs),
         "levels": Levels(**values["levels"]),
@@ -180,9 +182,10 @@ def _memory(values: Mapping[str, Any]) -> Memory:
         "samples": [Sample(**sample) for sample in values["samples"]],
         "step_ms": _int_keys(values["step_ms"]),
         "verdict_step_ms": _int_keys(values["verdict_step_ms"]),
+        "whole_steps": _int_keys(values["whole_steps"]),
     }
     return Memory(**{**values, **parts})
 
 
-def _int_keys(values: Mapping[Any, float]) -> dict[int, float]:
+def _int_keys(values: Mapping[Any, Any]) -> dict[int, Any]:
     return {int(key): value for key, value in values.items()}

@@ -20,9 +20,9 @@ from mlx_worker.control.solve import (
     Solved,
     acceptance_of,
     lengths,
+    planned_tokens,
     solve,
     throttled,
-    tokens_per_round,
 )
 from mlx_worker.records import MAX_DEPTH
 
@@ -40,6 +40,9 @@ class Served:
     plain_ms        true time of a plain step
     round_ms        by drafted ids: a round takes pace · (it + context / 1000 · round_per_1k_ms)
     timer           what a timer reads, over what is true
+    proposes        whether the drafter has something to propose; empty: always
+    stall_ms        what a round takes longer than that; empty: nothing
+    planned_ms, planned_tokens  by depth: what an average round takes and gives
     """
 
     workload: Workload
@@ -56,13 +59,17 @@ class Served:
     round_per_1k_ms: float
     pace: Sequence[float]
     timer: Sequence[float]
+    proposes: Sequence[bool]
+    stall_ms: Sequence[float]
+    planned_ms: tuple[float, ...]
+    planned_tokens: Sequence[float]
 
     def ratio(self, depth: int) -> float:
         """Time per token at this fixed depth over time per plain token; noise is left out."""
         middle = self.reply_tokens // 2
         context = (self.prompt_tokens + middle) / 1000
-        round_ms = (self.round_ms[depth] + context * self.round_per_1k_ms) * self.pace[middle]
-        return round_ms / self.plain_ms[middle] / tokens_per_round(self.accepted_below)[depth]
+        round_ms = (self.planned_ms[depth] + context * self.round_per_1k_ms) * self.pace[middle]
+        return round_ms / self.plain_ms[middle] / self.planned_tokens[depth]
 
 
 def pick(weights: Sequence[float], u: float) -> int:
@@ -131,6 +138,9 @@ class Machine:
         rounds_slow = slow if scenario.throttle_rounds_only else 1.0
         base_ms, per_token_ms = scenario.plain_ms, scenario.context_plain_ms / 1000
         base_ms += per_token_ms * (prompt - 1)
+        read = timer(scenario, n_drawn, rng)
+        accepted_below = acceptance_of(workload, solved.shift + solved.widths[index] * z)
+        unit_ms = scenario.plain_ms * rounds_slow
         return Served(
             workload=workload,
             prompt_tokens=prompt,
@@ -139,14 +149,29 @@ class Machine:
             prefill_s=prompt / 1e6 * scenario.prefill_ms,
             switch_ms=scenario.switch_cost * scenario.plain_ms,
             settle_ms=scenario.settle_cost * scenario.plain_ms,
-            accepted_below=acceptance_of(workload, solved.shift + solved.widths[index] * z),
+            accepted_below=accepted_below,
             luck=luck,
             plain_ms=[each * (base_ms + per_token_ms * p) for p, each in enumerate(pace)],
-            round_ms=tuple(cost * scenario.plain_ms * rounds_slow for cost in solved.cost),
+            round_ms=tuple(cost * unit_ms for cost in solved.cost),
             round_per_1k_ms=scenario.context_round_ms * rounds_slow,
             pace=pace,
-            timer=timer(scenario, n_drawn, rng),
+            timer=read,
+            proposes=self._proposes(scenario, n_drawn, rng),
+            stall_ms=self._stalls(scenario, n_drawn, rng),
+            planned_ms=tuple(cost * unit_ms for cost in solved.planned),
+            planned_tokens=planned_tokens(scenario, accepted_below),
         )
+
+    def _proposes(self, scenario: Scenario, n: int, rng: Random) -> Sequence[bool]:
+        if scenario.proposes >= 1:
+            return ()
+        return [rng.random() < scenario.proposes for _ in range(n)]
+
+    def _stalls(self, scenario: Scenario, n: int, rng: Random) -> Sequence[float]:
+        if not scenario.stall_probability:
+            return ()
+        stall_ms = scenario.stall_steps * scenario.plain_ms
+        return [stall_ms * (rng.random() < scenario.stall_probability) for _ in range(n)]
 
     def _pace(self, scenario: Scenario, n: int, n_drawn: int, rng: Random) -> list[float]:
         """Factors on all true times by position: drift, throttling, background load, warm-up."""

@@ -10,8 +10,8 @@ is ps per token under drafts: 0.8 is a quarter faster, 1.25 a fifth slower.
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import mul
@@ -20,7 +20,10 @@ from statistics import median
 from mlx_worker.records import MAX_DEPTH
 
 WINSOR = 1.5  # a time beyond this multiple of the median is a hiccup of the machine, cut back to it
-GAP_STEPS = 5  # a step this many times the median: the machine slept, the pair says nothing
+TAIL_CUT = 50.0  # medians that one cut counts for at most: a machine that slept is one hiccup
+TAIL_FADE = 0.99  # memory of what was cut, a request
+TAIL_Z = 2.5  # standard errors by which rounds must lose more to the cut than steps do
+GAP_STEPS = 5  # a time this many times the median: the machine slept, the pair says nothing
 FULL_STEPS = 8  # plain steps that make a pair's baseline count in full
 FULL_ROUNDS = 4  # rounds that make a pair's cost count in full
 PAIR_TOKENS = 16  # drafted tokens of a full pair
@@ -31,7 +34,7 @@ ROUND_PRIOR = 2.0  # rounds' worth of trust in it
 
 PAIR_MEMORY = 128  # pairs a cost rests on
 PAIR_FADE = 0.985  # weight of a pair against the next one: a machine changes over the hours
-DEPTH_PRIOR = 2.0  # pairs' worth of trust in the load-time curve's shape, for one depth
+DRAFTED_PRIOR = 2.0  # pairs' worth of trust in the load-time curve's shape
 BUCKET_PRIOR = 4.0  # pairs' worth of trust that another context costs the same
 PAIR_SPREAD = 0.08  # relative spread of a pair's cost before there are pairs to tell
 PAIR_SPREAD_PRIOR = 4  # pairs' worth of trust in it
@@ -44,8 +47,9 @@ DEFAULT_COST_PER_ROW = 0.15  # without a load-time curve; only until the first p
 
 LEVELS = (0.05, 0.2, 0.35, 0.5, 0.62, 0.73, 0.82, 0.89, 0.94, 0.97, 0.99)  # acceptance, a grid
 LEVEL_PRIOR = 0.15  # requests' worth of trust that a level never seen may come
+EMPTY_PRIOR = 8.0  # rounds' worth of trust that a drafter always has something to propose
 LEVEL_FADE = 0.97  # memory of levels: half after 23 requests
-LEAST_GAIN = 0.98  # expected tokens a ps at which nobody asks whether to stop drafting
+CLEAR_VALUE = 0.98  # expected tokens a ps at which nobody asks whether to stop drafting
 LEARNING_ROUNDS = 3  # rounds that it takes to tell a request that gains from one that doesn't
 LEVEL_DRIFT = 0.03  # share of what a request taught that the next round no longer believes
 SHAPE_PRIOR = 20.0  # failures' worth of trust that all positions of a chain are alike
@@ -59,13 +63,54 @@ def bucket_of(context_tokens: int) -> int:
 
 def settled_mean(times_ms: Sequence[float]) -> float | None:
     """Mean of the times cut back to 1.5× their median; None where the machine slept or for none."""
-    if not times_ms:
+    if not times_ms or max(times_ms) > GAP_STEPS * median(times_ms):
         return None
-    middle = median(times_ms)
-    if max(times_ms) > GAP_STEPS * middle:
-        return None
-    limit = WINSOR * middle
+    return _cut_mean(times_ms)
+
+
+def _cut_mean(times_ms: Sequence[float]) -> float:
+    limit = WINSOR * median(times_ms)
     return math.fsum(min(time, limit) for time in times_ms) / len(times_ms)
+
+
+@dataclass
+class Tail:
+    """What the cut to 1.5× the median took off one kind of time, in means of what was left, fading.
+
+    kept     how many times were heard
+    cut      what they lost, up to TAIL_CUT each
+    squares  of what each lost
+    """
+
+    kept: float = 0.0
+    cut: float = 0.0
+    squares: float = 0.0
+
+    def hear(self, times_ms: Sequence[float]) -> None:
+        """Times of one kind that were cut together; those of a pair that says nothing, too."""
+        if not times_ms:
+            return
+        self.kept += len(times_ms)
+        limit = WINSOR * median(times_ms)
+        if max(times_ms) > limit:
+            mean = _cut_mean(times_ms)
+            lost = [min((time - limit) / mean, TAIL_CUT) for time in times_ms if time > limit]
+            self.cut += math.fsum(lost)
+            self.squares += math.fsum(map(mul, lost, lost))
+
+    def fade(self) -> None:
+        self.kept, self.cut, self.squares = (
+            TAIL_FADE * value for value in (self.kept, self.cut, self.squares)
+        )
+
+    @property
+    def share(self) -> float:
+        """By how much the mean of all times exceeds the mean that was left."""
+        return self.cut / self.kept if self.kept else 0.0
+
+    @property
+    def variance(self) -> float:
+        return self.squares / self.kept**2 if self.kept else 0.0
 
 
 # --- costs ------------------------------------------------------------------------------------
@@ -73,41 +118,75 @@ def settled_mean(times_ms: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class CostPair:
-    """A drafted and a plain stretch side by side: log of the one's round over the other's step."""
+    """Rounds beside plain steps: log of the one's time over the other's.
 
-    depth: int
+    drafted  ids that each of these rounds proposed; 0: the drafter had nothing to propose
+    """
+
+    drafted: int
     bucket: int
     log_cost: float
     weight: float
 
 
 def cost_pair(
-    depth: int, bucket: int, rounds_ms: Sequence[float], steps_ms: Sequence[float]
+    drafted: int, bucket: int, rounds_ms: Sequence[float], steps_ms: Sequence[float]
 ) -> CostPair | None:
     """None where either side says nothing: too short, or the machine slept in it."""
     round_ms, step_ms = settled_mean(rounds_ms), settled_mean(steps_ms)
     if not round_ms or not step_ms or len(steps_ms) < FULL_STEPS // 2:
         return None
     weight = min(1.0, len(rounds_ms) / FULL_ROUNDS) * min(1.0, len(steps_ms) / FULL_STEPS)
-    return CostPair(depth, bucket, math.log(round_ms / step_ms), weight)
+    return CostPair(drafted, bucket, math.log(round_ms / step_ms), weight)
 
 
 @dataclass
 class Costs:
-    """What a round costs by depth and context: the load-time curve's shape, the pairs' level.
+    """What a round costs by drafted ids and context: the load-time curve's shape, the pairs' level.
 
-    curve  depth → ps as timed alone at load; it says how depths compare until pairs do
+    Cutting hiccups off rounds and steps alike is fair while both have them alike. What rounds
+    clearly lose more (a draft that stalls now and then) is added to every round's cost.
+
+    curve  drafted ids → ps as timed alone at load; it says how they compare until pairs do
+    rounds_tail, steps_tail  what the cuts took off either
     """
 
     curve: dict[int, float] = field(default_factory=dict[int, float])
     pairs: list[CostPair] = field(default_factory=list[CostPair])
     level: float = 0.0  # log of measured over curve, over all pairs
-    by_depth: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
+    by_drafted: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
     by_bucket: list[float] = field(default_factory=lambda: [0.0] * (len(BUCKETS) + 1))
+    rounds_tail: Tail = field(default_factory=Tail)
+    steps_tail: Tail = field(default_factory=Tail)
+    stalls: float = 0.0  # log of what rounds lose to the cuts beyond what steps do
     suspicion: float = 0.0  # by how much the last request's pairs contradicted the ones before
     n_suspects: int = 0  # how many those were
     spread: float = PAIR_SPREAD**2  # relative variance of one pair
-    variance: float = PAIR_SPREAD**2  # of `level`
+    level_variance: float = PAIR_SPREAD**2
+
+    def hear_tails(
+        self, rounds: Iterable[Sequence[float]], steps: Iterable[Sequence[float]]
+    ) -> None:
+        """Take in one request's times, each group as it is cut for a pair."""
+        for tail, groups in ((self.rounds_tail, rounds), (self.steps_tail, steps)):
+            tail.fade()
+            for times_ms in groups:
+                tail.hear(times_ms)
+        before, self.stalls = self.stalls, self._stalls()
+        if self.stalls != before:
+            self._tables.clear()
+
+    def _stalls(self) -> float:
+        """0 where chance explains it."""
+        rounds, steps = self.rounds_tail, self.steps_tail
+        if rounds.share - steps.share <= TAIL_Z * math.sqrt(rounds.variance + steps.variance):
+            return 0.0
+        return math.log1p(rounds.share) - math.log1p(steps.share)
+
+    @property
+    def variance(self) -> float:
+        """Of the log of every cost alike."""
+        return self.level_variance + (self.rounds_tail.variance if self.stalls else 0.0)
 
     def hear(self, pairs: Sequence[CostPair]) -> None:
         """Take in one request's pairs. What two in a row contradict alike is forgotten."""
@@ -131,6 +210,11 @@ class Costs:
         """Whether they rest on next to nothing, or were just contradicted."""
         return len(self.pairs) < SURE_PAIRS // 2 or self.suspicion != 0
 
+    def renew(self, pairs: Sequence[CostPair]) -> None:
+        """Forget all pairs but these."""
+        self.pairs = []
+        self.hear(pairs)
+
     def _contradiction(self, pairs: Sequence[CostPair]) -> float:
         """By how much, as a log, these pairs are off what is known; 0 where chance explains it."""
         known = Counter(pair.bucket for pair in self.pairs)
@@ -139,31 +223,32 @@ class Costs:
         if len(self.pairs) < SURE_PAIRS or total < CHANGED_PAIRS:
             return 0.0
         shift = math.fsum(pair.weight * self._surprise(pair) for pair in pairs) / total
-        error = math.sqrt(self.spread / total + self.variance)
+        error = math.sqrt(self.spread / total + self.level_variance)
         return shift if abs(shift) > max(CHANGED_COST, CHANGED_Z * error) else 0.0
 
     def _surprise(self, pair: CostPair) -> float:
-        known = self._log_curve(pair.depth) + self.level + self.by_depth[pair.depth]
+        known = self._log_curve(pair.drafted) + self.level + self.by_drafted[pair.drafted]
         return pair.log_cost - known - self.by_bucket[pair.bucket]
 
     def __post_init__(self) -> None:
         self._tables: dict[int, list[float]] = {}  # until the next fit
 
     def table(self, bucket: int) -> list[float]:
-        """Index depth → ps; [0] is 1, a plain step. Not to be changed."""
+        """[drafted ids] → ps; [0] is a round without a proposal. Not to be changed."""
         if bucket not in self._tables:
             self._tables[bucket] = self._table(bucket)
         return self._tables[bucket]
 
     def _table(self, bucket: int) -> list[float]:
-        offset = self.level + self.by_bucket[bucket]
-        return [1.0] + [
-            math.exp(self._log_curve(depth) + offset + self.by_depth[depth])
-            for depth in range(1, MAX_DEPTH + 1)
+        offset = self.level + self.by_bucket[bucket] + self.stalls
+        return [
+            math.exp(self._log_curve(drafted) + offset + self.by_drafted[drafted])
+            for drafted in range(MAX_DEPTH + 1)
         ]
 
-    def _log_curve(self, depth: int) -> float:
-        return math.log(self.curve.get(depth, 1 + DEFAULT_COST_PER_ROW * (depth + 1)))
+    def _log_curve(self, drafted: int) -> float:
+        default = 1 + DEFAULT_COST_PER_ROW * (drafted + 1) if drafted else 1.0
+        return math.log(self.curve.get(drafted, default))
 
     def _fit(self) -> None:
         """Weighted means, each factor from what the ones before it left over."""
@@ -171,16 +256,13 @@ class Costs:
         pairs = self.pairs
         n = len(pairs)
         weights = [pair.weight * PAIR_FADE ** (n - 1 - i) for i, pair in enumerate(pairs)]
-        left = [pair.log_cost - self._log_curve(pair.depth) for pair in pairs]
-        middle, reach = median(left), math.log(WINSOR)
-        left = [min(max(value, middle - reach), middle + reach) for value in left]
+        drafted = [pair.drafted for pair in pairs]
+        left = _cut_back([pair.log_cost - self._log_curve(pair.drafted) for pair in pairs], drafted)
         total = math.fsum(weights)
         self.level = math.fsum(map(mul, weights, left)) / total
         left = [value - self.level for value in left]
-        self.by_depth = _shrunk_means(
-            left, weights, [pair.depth for pair in pairs], MAX_DEPTH + 1, DEPTH_PRIOR
-        )
-        left = [value - self.by_depth[pair.depth] for value, pair in zip(left, pairs, strict=True)]
+        self.by_drafted = _shrunk_means(left, weights, drafted, MAX_DEPTH + 1, DRAFTED_PRIOR)
+        left = [value - self.by_drafted[n] for value, n in zip(left, drafted, strict=True)]
         self.by_bucket = _shrunk_means(
             left, weights, [pair.bucket for pair in pairs], len(BUCKETS) + 1, BUCKET_PRIOR
         )
@@ -188,7 +270,19 @@ class Costs:
             weight * value * value for weight, value in zip(weights, left, strict=True)
         )
         self.spread = (PAIR_SPREAD_PRIOR * PAIR_SPREAD**2 + squares) / (PAIR_SPREAD_PRIOR + total)
-        self.variance = self.spread * math.fsum(weight * weight for weight in weights) / total**2
+        self.level_variance = self.spread * math.fsum(map(mul, weights, weights)) / total**2
+
+
+def _cut_back(values: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """Logs, each cut to 1.5× either side of its own group's median."""
+    of_group: dict[int, list[float]] = defaultdict(list)
+    for value, group in zip(values, groups, strict=True):
+        of_group[group].append(value)
+    middles, reach = {group: median(own) for group, own in of_group.items()}, math.log(WINSOR)
+    return [
+        min(max(value, middles[group] - reach), middles[group] + reach)
+        for value, group in zip(values, groups, strict=True)
+    ]
 
 
 def _shrunk_means(
@@ -229,6 +323,8 @@ class Levels:
     """
 
     seen: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    asked: float = 0.0  # rounds that were to draft, fading
+    empty: float = 0.0  # those of them without a proposal
     failures: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
     expected: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
 
@@ -252,6 +348,13 @@ class Levels:
         n_own = math.fsum(own)
         return [math.log((n + 2 * share) / (n_own + 2)) for n, share in zip(own, base, strict=True)]
 
+    def planned(self, costs: Sequence[float]) -> Sequence[float]:
+        """[depth] → ps of a round planned so deep, when some have nothing to propose."""
+        if not self.empty:
+            return costs
+        empty = self.empty / (self.asked + EMPTY_PRIOR)
+        return [empty * costs[0] + (1 - empty) * cost for cost in costs]
+
     def table(self, kind: str) -> LevelTable:
         tokens, outcome = _round_tables(tuple(round(4 * hazard) / 4 for hazard in self.shape))
         return LevelTable(self.prior(kind), tokens, outcome)
@@ -260,6 +363,8 @@ class Levels:
         """Learn from one request that has ended."""
         if not request.n_rounds:
             return
+        self.asked = LEVEL_FADE * self.asked + request.n_rounds
+        self.empty = LEVEL_FADE * self.empty + request.n_empty
         for name in {"", kind}:
             old = self.seen.get(name, [0.0] * len(LEVELS))
             self.seen[name] = [
@@ -267,12 +372,15 @@ class Levels:
             ]
         hazard = -math.log(request.mean_level())
         shape = self.shape
-        for position in range(1, MAX_DEPTH + 1):
-            reached, failed = request.reached[position], request.failed[position]
-            self.failures[position] = LEVEL_FADE * self.failures[position] + failed
-            self.expected[position] = (
-                LEVEL_FADE * self.expected[position] + reached * hazard * shape[position]
-            )
+        reached, failed = [0] * (MAX_DEPTH + 1), [0] * (MAX_DEPTH + 1)
+        for (depth, accepted), n in request.outcomes.items():
+            for position in range(1, min(accepted + 1, depth) + 1):
+                reached[position] += n
+            if accepted < depth:
+                failed[accepted + 1] += n
+        for k in range(1, MAX_DEPTH + 1):
+            self.failures[k] = LEVEL_FADE * self.failures[k] + failed[k]
+            self.expected[k] = LEVEL_FADE * self.expected[k] + reached[k] * hazard * shape[k]
 
 
 @lru_cache(maxsize=64)
@@ -303,29 +411,26 @@ class RequestLevel:
     def __init__(self, table: LevelTable) -> None:
         self._table = table
         self._log_shares = list(table.prior)
+        self._drift = [LEVEL_DRIFT * share for share in table.prior]
         self._shares: list[float] | None = None
-        self.n_rounds = 0
-        self.reached = [0] * (MAX_DEPTH + 1)
-        self.failed = [0] * (MAX_DEPTH + 1)
+        self.n_rounds = self.n_empty = 0
+        self.outcomes: Counter[tuple[int, int]] = Counter()  # (depth, accepted)
 
-    def hear(self, depth: int, accepted: int) -> None:
-        """One round that drafted `depth` ids, `accepted` of them right in a row."""
+    def hear(self, depth: int, accepted: int, *, is_empty: bool = False) -> None:
+        """One round planned to draft `depth` ids, `accepted` of them right in a row.
+
+        is_empty  there was nothing to propose, which helps as little as a wrong draft
+        """
         keep = 1 - LEVEL_DRIFT
+        outcome = self._table.outcome[depth][accepted]
         self._log_shares = [
-            keep * share + LEVEL_DRIFT * prior + log
-            for share, prior, log in zip(
-                self._log_shares,
-                self._table.prior,
-                self._table.outcome[depth][accepted],
-                strict=True,
-            )
+            keep * share + drift + log
+            for share, drift, log in zip(self._log_shares, self._drift, outcome, strict=True)
         ]
         self._shares = None
         self.n_rounds += 1
-        for position in range(1, min(accepted + 1, depth) + 1):
-            self.reached[position] += 1
-        if accepted < depth:
-            self.failed[accepted + 1] += 1
+        self.n_empty += is_empty
+        self.outcomes[depth, accepted] += 1
 
     def relax(self) -> None:
         """Believe half of it again: the reply has moved on."""
@@ -346,6 +451,13 @@ class RequestLevel:
 
     def mean_level(self) -> float:
         return math.fsum(map(mul, self.shares(), LEVELS))
+
+    def beyond(self, depth: int) -> list[float]:
+        """[depth'] → ids that a round of which `depth` drafts were right would have given more."""
+        shares, tokens = self.shares(), self._table.tokens
+        expected = [sum(map(mul, shares, tokens[k])) for k in range(MAX_DEPTH + 1)]
+        chance = expected[depth] - expected[depth - 1]
+        return [max(0.0, expected[k] - expected[depth]) / chance for k in range(MAX_DEPTH + 1)]
 
     def best_depth(self, costs: Sequence[float], depths: Sequence[int]) -> tuple[int, float]:
         """The depth with the most tokens a ps, and how many; the shallower of equals.
@@ -369,7 +481,7 @@ class RequestLevel:
         It is, while the chance of a request that gains, times what it would gain in the rest of
         the reply, exceeds what finding out costs. Never more for a worse round heard.
         """
-        if value >= LEAST_GAIN:
+        if value >= CLEAR_VALUE:
             return True
         cost, won, lost = costs[depth], 0.0, 0.0
         for share, tokens in zip(self.shares(), self._table.tokens[depth], strict=True):
@@ -387,36 +499,49 @@ class RequestLevel:
 class Sample:
     """One request's evidence, in counts, so that better known costs can price it again.
 
-    n_rounds       [depth] rounds that ran at it
+    n_rounds       [drafted] rounds that ran, by the ids that they proposed
     tokens         ids that those rounds gave
     plain_tokens   ids written plainly because the request had stopped drafting
-    rounds_at, tokens_at, squares_at
-                   [depth] the same of rounds at least that deep, cut to it
+    deepest        the deepest plan of its rounds
+    n_at, empty_at rounds that price every fixed depth, and those of them without a proposal
+    tokens_at, squares_at
+                   [depth] what those would have given if all had drafted so deep, and its squares
     """
 
     n_rounds: list[int] = field(default_factory=lambda: [0] * (MAX_DEPTH + 1))
     tokens: int = 0
     plain_tokens: int = 0
-    rounds_at: list[int] = field(default_factory=lambda: [0] * (MAX_DEPTH + 1))
-    tokens_at: list[int] = field(default_factory=lambda: [0] * (MAX_DEPTH + 1))
-    squares_at: list[int] = field(default_factory=lambda: [0] * (MAX_DEPTH + 1))
-    drafted: int = 0
+    deepest: int = 0
+    n_at: int = 0
+    empty_at: int = 0
+    tokens_at: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
+    squares_at: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
     bucket: int = 0
 
     def __post_init__(self) -> None:
         self._priced: tuple[Sequence[float] | None, tuple[float, float]] = (None, (0.0, 0.0))
 
-    def hear(self, depth: int, drafted: int, accepted: int) -> None:
+    def hear(self, drafted: int, accepted: int) -> None:
         self._priced = None, (0.0, 0.0)
-        self.n_rounds[depth] += 1
+        self.n_rounds[drafted] += 1
         self.tokens += accepted + 1
-        self.drafted += drafted
 
-    def hear_shallower(self, depth: int, accepted: int) -> None:
-        """Price every shallower depth by the same round."""
-        for k in range(1, depth + 1):
-            n = min(accepted, k) + 1
-            self.rounds_at[k] += 1
+    def hear_at_every_depth(
+        self, depth: int, drafted: int, accepted: int, beyond: Callable[[int], Sequence[float]]
+    ) -> None:
+        """Price every fixed depth by this round.
+
+        beyond  what a round all of whose drafts were right would have given more: a guess from the
+                rest of its request, as only such a round doesn't tell. Without it deep drafts
+                would be judged by the requests alone that were worth drafting deep in.
+        """
+        self.deepest = max(self.deepest, depth)
+        self.n_at += 1
+        self.empty_at += not drafted
+        is_open = accepted == drafted == depth < MAX_DEPTH
+        more = beyond(depth) if is_open else None
+        for k in range(1, MAX_DEPTH + 1):
+            n = min(accepted, k) + 1 + (more[k] if more else 0.0)
             self.tokens_at[k] += n
             self.squares_at[k] += n * n
 
@@ -425,44 +550,39 @@ class Sample:
         return sum(self.n_rounds)
 
     @property
-    def weight(self) -> float:
-        return _weight(self.tokens + self.plain_tokens)
+    def drafted(self) -> int:
+        return sum(map(mul, self.n_rounds, range(MAX_DEPTH + 1)))
 
     def cost(self, costs: Sequence[float]) -> float:
         """ps that the rounds took."""
         return sum(map(mul, self.n_rounds, costs))
 
-    def tau(self, costs: Sequence[float]) -> float:
-        """ps a token of drafting as it ran, plain stretches of a request that stopped included."""
-        return self.priced(costs)[0]
+    def tau(self, costs: Sequence[float]) -> tuple[float, float]:
+        """ps a token of drafting as it ran, plain stretches after a stop included; and its weight.
 
-    def priced(self, costs: Sequence[float]) -> tuple[float, float]:
-        """tau, and the weight it has; remembered, as a table of costs is never changed."""
+        Remembered, as a table of costs is never changed.
+        """
         if self._priced[0] is not costs:
             spent = self.cost(costs) + self.plain_tokens
-            tau = spent / (self.tokens + self.plain_tokens)
-            self._priced = costs, (tau, self.weight)
+            tokens = self.tokens + self.plain_tokens
+            self._priced = costs, (spent / tokens, _weight(tokens))
         return self._priced[1]
 
-    def tau_at(self, depth: int, costs: Sequence[float]) -> tuple[float, float, float] | None:
-        """ps a token at one depth throughout, as its rounds tell; weight; relative variance.
-
-        None where no round was as deep.
-        """
-        rounds, tokens = self.rounds_at[depth], self.tokens_at[depth]
-        if not rounds:
-            return None
+    def tau_at(self, depth: int, costs: Sequence[float]) -> tuple[float, float, float]:
+        """ps a token at one depth throughout, as its rounds tell; weight; relative variance."""
+        rounds, tokens = self.n_at, self.tokens_at[depth]
+        spent = self.empty_at * costs[0] + (rounds - self.empty_at) * costs[depth]
         noise = _ratio_variance(rounds, tokens, self.squares_at[depth])
-        return costs[depth] * rounds / tokens, _weight(tokens), noise
+        return spent / tokens, _weight(tokens), noise
 
 
-def _weight(tokens: int) -> float:
+def _weight(tokens: float) -> float:
     """m / (m + 1) for m pairs' worth of tokens: the last pairs of a request say little new."""
     m = tokens / PAIR_TOKENS
     return m / (m + 1)
 
 
-def _ratio_variance(n: int, total: int, squares: int) -> float:
+def _ratio_variance(n: int, total: float, squares: float) -> float:
     """Relative variance of n rounds over the ids they gave.
 
     A round's own relative variance is drawn to what rounds usually have, because a few say little

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,25 +48,28 @@ TOKENS_AHEAD = (32.0, 256.0)  # how long a reply is thought to go on, from how l
 MOVED_COST = 0.15  # share by which rounds moved while On, so that their costs are timed again …
 MOVED_ROUNDS = 8  # … for so many rounds in a row
 KEPT_STEPS = 32  # steps of a plain stretch whose times are kept one by one
+WHOLE_PAIR = 0  # the pair that a request is half of where replies are too short for both halves
 
 Phase = Literal["measuring", "on", "off"]
 
 
-class FixedPacer:
-    """The same depth in every round, whatever it costs: to measure, or when set by hand."""
+@dataclass(frozen=True)
+class Course:
+    """What a request is for.
 
-    def __init__(self, depth: int):
-        assert 0 <= depth <= MAX_DEPTH, depth
-        self._plan = Plan(depth=depth, tokens=WHOLE_REQUEST_TOKENS)
+    n_pairs    plain and drafted stretches in turn, to compare them
+    drafts_on  whether it drafts as if On after those
+    whole      where replies are too short for a pair: the half of one that all of it is
+    """
 
-    def plan(self) -> Plan:
-        return self._plan
+    n_pairs: int = 0
+    drafts_on: bool = False
+    whole: Literal["plain", "trial"] | None = None
 
-    def observe(self, round: Round) -> None:
-        """Heard, not heeded."""
-
-    def end(self) -> None:
-        """Nothing to conclude."""
+    @property
+    def times(self) -> bool:
+        """Whether it is there to compare drafts with plain decoding."""
+        return self.n_pairs > 0 or self.whole is not None
 
 
 def kind_of(traffic: Traffic) -> str:
@@ -97,18 +101,16 @@ class Stretch:
     def took_ms(self) -> float:
         return math.fsum(round.round_ms for round in self.rounds) + self.more[1]
 
-    def awake_ms(self, step_ms: float, costs: Sequence[float]) -> float:
-        """The same without the gaps in which the machine slept; no draft is to blame for those.
+    def billed_ms(self, step_ms: float, costs: Sequence[float]) -> float:
+        """The same with gaps in which the machine slept cut short; no draft is to blame for those.
 
-        A gap is far longer than such a round should be, and than the others here were.
+        A gap is far longer than such a round should be, and than the others here were; it counts
+        as the longest round that is none, as it may have been the draft after all.
         """
         usual = GAP_STEPS * median_low([round.round_ms for round in self.rounds])
-        kept = (
-            round.round_ms
-            for round in self.rounds
-            if round.round_ms <= max(usual, GAP_STEPS * step_ms * costs[round.depth])
-        )
-        return math.fsum(kept) + self.more[1]
+        limits = [max(usual, GAP_STEPS * step_ms * cost) for cost in costs]
+        billed = (min(round.round_ms, limits[round.drafted]) for round in self.rounds)
+        return math.fsum(billed) + self.more[1]
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class Report:
     loss        ps that its drafts cost beyond what they gave; below 0 is a gain
     gain        tokens a ps of its drafted rounds, 0 where there were none
     steps_ms    settled plain step times, one for each stretch
+    whole_steps_ms  of a request that was decoded plainly for a pair's sake, each step
+    rounds_ms, plain_ms  times in the groups in which they are cut for pairs
     has_moved   its rounds took longer or shorter than costs say, many in a row
     """
 
@@ -129,6 +133,9 @@ class Report:
     loss: float
     gain: float
     steps_ms: list[float]
+    whole_steps_ms: list[float]
+    rounds_ms: list[list[float]]
+    plain_ms: list[list[float]]
     pairs: list[CostPair]
     sample: Sample
     has_moved: bool
@@ -149,11 +156,11 @@ class Account:
     def has_fallen(self, round: Round) -> bool:
         """Whether, with this round, either is further below its peak than a request may lose."""
         tokens = round.accepted + 1
-        self._saved += tokens - self._costs[round.depth]
+        self._saved += tokens - self._costs[round.drafted]
         self._peak = max(self._peak, self._saved)
         fall = self._peak - self._saved
         if self._step_ms:
-            limit = GAP_STEPS * self._costs[round.depth]
+            limit = GAP_STEPS * self._costs[round.drafted]
             self._timed += tokens - min(round.round_ms / self._step_ms, limit)
             self._timed_peak = max(self._timed_peak, self._timed)
             fall = max(fall, (self._timed_peak - self._timed) / CLOCK_DOUBT)
@@ -167,21 +174,20 @@ class RequestPacer:
         self,
         controller: Controller,
         traffic: Traffic,
-        n_pairs: int,
+        course: Course,
         now_s: float,
-        *,
-        drafts_on: bool,
     ) -> None:
         memory = controller.memory
         self._controller = controller
         self.traffic = traffic
         self.kind = kind_of(traffic)
         self.mode: Phase = memory.phase
-        self.n_pairs = n_pairs
+        self.course = course
         self.begun_s = now_s
         self.number = memory.n_requests
         self.bucket = bucket_of(traffic.prompt_tokens)
-        self.costs = memory.costs.table(self.bucket)
+        self.costs = memory.costs.table(self.bucket)  # of rounds by what they proposed …
+        self._planned = memory.levels.planned(self.costs)  # … and by what they were to
         self.level = RequestLevel(memory.levels.table(self.kind))
         self.stretches: list[Stretch] = []
         self.is_disturbed = False
@@ -190,19 +196,20 @@ class RequestPacer:
         self.begun_after = controller.n_concluded
         # What the course depends on is settled here, so that no later request can change it.
         self._pair_tokens = pair_tokens(memory.reply_tokens)
-        self._drafts_on = drafts_on
         self._depths = controller.depths
         self._seed = controller.seed
-        self._hopes = hopes(memory.costs) if n_pairs else []
+        self._hopes = hopes(memory.costs) if course.times else []
+        self._whole_steps = memory.whole_steps.get(self.bucket, ())
         self._tokens_ahead = min(max(memory.reply_tokens, TOKENS_AHEAD[0]), TOKENS_AHEAD[1])
         self._exit_loss = min(max(EXIT_SHARE * memory.reply_tokens, EXIT_LOSS[0]), EXIT_LOSS[1])
         self._stopped_at: int | None = None  # trial rounds after which On would have stopped
         self._n_trial_rounds = 0
-        self._course = self._run()
+        self._plans = self._run()
+        self._report: Report | None = None
         self._hear: Callable[[Round], None] = lambda _: None
 
     def plan(self) -> Plan:
-        return next(self._course)
+        return next(self._plans)
 
     def observe(self, round: Round) -> None:
         self._hear(round)
@@ -216,19 +223,25 @@ class RequestPacer:
         if self.is_over:
             return
         self.is_over = True
-        self._course.close()
+        self._plans.close()
         took_s = math.fsum(stretch.took_ms for stretch in self.stretches) / 1000
         self._controller.conclude(self, self.begun_s + took_s)
 
     # --- the course
 
     def _run(self) -> Generator[Plan, None, None]:
-        if self.n_pairs and self.mode == "on":
+        course = self.course
+        if course.whole == "plain":
+            self._open("baseline", WHOLE_PAIR)
+            yield Plan(0, WHOLE_REQUEST_TOKENS)
+        elif course.whole == "trial":
+            yield from self._trial(WHOLE_PAIR, WHOLE_REQUEST_TOKENS)
+        elif course.n_pairs and self.mode == "on":
             self._open("baseline")
             yield Plan(0, SETTLE_STEPS + self._pair_tokens)
-        elif self.n_pairs:
+        elif course.n_pairs:
             yield from self._pairs()
-        if self._drafts_on and self._stopped_at is None:
+        if course.drafts_on and self._stopped_at is None:
             yield from self._drafts()
         self._open("plain")
         while True:
@@ -241,7 +254,7 @@ class RequestPacer:
         if coin:
             self._open("plain")
             yield Plan(0, DROPPED_STEPS)
-        for pair in range(self.n_pairs):
+        for pair in range(self.course.n_pairs):
             for is_draft in (True, False) if coin else (False, True):
                 if is_draft:
                     yield from self._trial(pair, n_tokens)
@@ -255,12 +268,12 @@ class RequestPacer:
 
     def _trial(self, pair: int, n_tokens: int) -> Generator[Plan, None, None]:
         rounds = self._open("trial", pair)
-        hoped = [cost * hope for cost, hope in zip(self.costs, self._hopes, strict=True)]
+        hoped = [cost * hope for cost, hope in zip(self._planned, self._hopes, strict=True)]
         depth, _ = self.level.best_depth(hoped, self._depths)
         yield Plan(depth, n_tokens)
         for round in rounds:
             self._n_trial_rounds += 1
-            self.level.hear(round.depth, round.accepted)
+            self._learn(round)
             if self._stopped_at is None and self._should_stop(self._n_trial_rounds):
                 self._stopped_at = self._n_trial_rounds
 
@@ -268,41 +281,44 @@ class RequestPacer:
         if self._stopped_at is None:
             return False
         lost = math.fsum(
-            self.costs[round.depth] - round.accepted - 1
+            self.costs[round.drafted] - round.accepted - 1
             for stretch in self.stretches
             if stretch.purpose == "trial"
             for round in stretch.rounds
         )
         return lost >= self._exit_loss
 
+    def _learn(self, round: Round) -> None:
+        self.level.hear(round.depth, round.accepted, is_empty=not round.drafted)
+
     def _should_stop(self, n_rounds: int) -> bool:
-        depth, value = self.level.best_depth(self.costs, self._depths)
+        depth, value = self.level.best_depth(self._planned, self._depths)
         return n_rounds >= LEAST_ROUNDS and not self._pays(depth, value)
 
     def _pays(self, depth: int, value: float) -> bool:
-        return self.level.pays(self.costs, depth, value, self._tokens_ahead)
+        return self.level.pays(self._planned, depth, value, self._tokens_ahead)
 
     def _drafts(self) -> Generator[Plan, None, None]:
         """Rounds at the depth that pays here; plainly for a while where none does."""
-        level, costs, depths = self.level, self.costs, self._depths
+        level, costs, depths = self.level, self._planned, self._depths
         step_ms = self._controller.memory.step_ms.get(self.bucket)
         n_plain, most = PLAIN_TOKENS
         n_least = LEAST_ROUNDS
         while True:
             rounds = self._open("draft")
-            account = Account(costs, step_ms)
+            account = Account(self.costs, step_ms)
             depth, value = level.best_depth(costs, depths)
             while len(rounds) < n_least or self._pays(depth, value):
                 yield PLANS[depth]
                 last = rounds[-1]
-                level.hear(last.depth, last.accepted)
+                self._learn(last)
                 if account.has_fallen(last):
                     break
                 depth, value = level.best_depth(costs, depths)
             self.n_stops += 1
             steps = self._open("plain")
             yield Plan(0, n_plain)
-            step_ms = settled_mean([step.round_ms for step in settled_steps(steps)]) or step_ms
+            step_ms = settled_mean(times_of(settled_steps(steps))) or step_ms
             n_plain, n_least = min(2 * n_plain, most), 1
             level.relax()
 
@@ -327,22 +343,30 @@ class RequestPacer:
 
     # --- what it showed
 
+    @property
     def report(self) -> Report:
+        """What it adds; asked once it is over, and the same whenever it is asked again."""
+        if self._report is None:
+            self._report = self._reported()
+        return self._report
+
+    def _reported(self) -> Report:
         stretches = [stretch for stretch in self.stretches if stretch.rounds]
         steps = self._steps(stretches)
         decode = loss = 0.0
         tokens = plain_tokens = drafted_tokens = 0
         for stretch, step_ms in zip(stretches, steps, strict=True):
             n = stretch.tokens
-            spent = stretch.awake_ms(step_ms, self.costs) / step_ms if step_ms else n
             tokens += n
             if stretch.purpose in ("trial", "draft"):
+                spent = stretch.billed_ms(step_ms, self.costs) / step_ms if step_ms else n
                 decode += spent
                 loss += spent - n
                 drafted_tokens += n
             else:
                 decode += n
                 plain_tokens += n
+        plain, drafted = self._groups(stretches)
         return Report(
             bucket=self.bucket,
             tokens=tokens,
@@ -351,18 +375,26 @@ class RequestPacer:
             loss=loss,
             gain=drafted_tokens / (drafted_tokens + loss) if drafted_tokens else 0.0,
             steps_ms=self._own_steps(stretches),
-            pairs=self._cost_pairs(stretches),
+            whole_steps_ms=plain.get(WHOLE_PAIR, []) if self.course.whole == "plain" else [],
+            rounds_ms=[times_of(rounds) for rounds in drafted.values()],
+            plain_ms=list(plain.values()),
+            pairs=self._cost_pairs(plain, drafted),
             sample=self._sample(stretches, tokens),
             has_moved=self._has_moved(stretches),
         )
 
     def _own_steps(self, stretches: Sequence[Stretch]) -> list[float]:
         found = [
-            settled_mean([round.round_ms for round in settled_steps(stretch.rounds)])
+            settled_mean(times_of(self._settled_steps(stretch.rounds)))
             for stretch in stretches
-            if stretch.purpose in ("baseline", "plain") and len(stretch.rounds) > PAIR_TOKENS // 4
+            if stretch.purpose in ("baseline", "plain")
+            and (len(stretch.rounds) > PAIR_TOKENS // 4 or self.course.whole)
         ]
         return [step_ms for step_ms in found if step_ms]
+
+    def _settled_steps(self, steps: Sequence[Round]) -> Sequence[Round]:
+        """Those that count; all of a reply that is too short to settle, and so never does."""
+        return steps if self.course.whole else settled_steps(steps)
 
     def _steps(self, stretches: Sequence[Stretch]) -> list[float | None]:
         """The plain step nearest before each stretch, else after it, else what it was lately."""
@@ -376,27 +408,44 @@ class RequestPacer:
             steps.append(latest)
         return steps
 
-    def _cost_pairs(self, stretches: Sequence[Stretch]) -> list[CostPair]:
-        """Trials beside their plain halves; while On, rounds by depth beside the plain steps."""
-        steps: dict[int, list[Round]] = {}
-        rounds: dict[tuple[int, int], list[Round]] = {}
+    def _groups(
+        self, stretches: Sequence[Stretch]
+    ) -> tuple[dict[int, list[float]], dict[tuple[int, int], list[Round]]]:
+        """Settled ms of plain steps by pair, and rounds by pair and drafted ids.
+
+        A last round that the limit of the reply cut short says little of what it cost.
+        """
+        plain: dict[int, list[float]] = {}
+        drafted: dict[tuple[int, int], list[Round]] = {}
+        last = stretches[-1].rounds[-1] if stretches else None
         before: Stretch | None = None
         for stretch in stretches:
             if stretch.purpose == "baseline":
                 is_settled = before is not None and before.purpose == "baseline"
-                steps[stretch.pair] = stretch.rounds[1 if is_settled else SETTLE_STEPS :]
+                n_dropped = 1 if is_settled else 0 if self.course.whole else SETTLE_STEPS
+                plain[stretch.pair] = times_of(stretch.rounds[n_dropped:])
             elif stretch.purpose in ("trial", "draft"):
                 for round in stretch.rounds:
-                    rounds.setdefault((stretch.pair, round.depth), []).append(round)
+                    if round is not last or round.drafted == round.depth:
+                        drafted.setdefault((stretch.pair, round.drafted), []).append(round)
             before = stretch
+        return plain, drafted
+
+    def _cost_pairs(
+        self, plain: Mapping[int, list[float]], drafted: Mapping[tuple[int, int], list[Round]]
+    ) -> list[CostPair]:
+        """Trials beside their plain halves; while On, rounds beside the plain steps before them.
+
+        Where replies are too short for both halves, beside a request before it.
+        """
         found = [
             cost_pair(
-                depth,
-                bucket_of(drafted[0].context_tokens),
-                [round.round_ms for round in drafted],
-                [step.round_ms for step in steps.get(pair, ())],
+                n_drafted,
+                bucket_of(rounds[0].context_tokens),
+                times_of(rounds),
+                plain.get(pair, self._whole_steps),
             )
-            for (pair, depth), drafted in rounds.items()
+            for (pair, n_drafted), rounds in drafted.items()
         ]
         return [pair for pair in found if pair]
 
@@ -406,6 +455,7 @@ class RequestPacer:
         Trials cover half of a measured reply, and the end falls into one as often.
         """
         sample = Sample(bucket=self.bucket)
+        beyond = lru_cache(maxsize=None)(self.level.beyond)
         n_trial = 0
         for stretch in stretches:
             is_trial = stretch.purpose == "trial"
@@ -413,9 +463,10 @@ class RequestPacer:
                 continue
             for round in stretch.rounds:
                 n_trial += is_trial
-                sample.hear_shallower(round.depth, round.accepted)
+                if self.mode != "on":  # a fixed depth is no question there
+                    sample.hear_at_every_depth(round.depth, round.drafted, round.accepted, beyond)
                 if not (is_trial and self._stopped_at is not None and n_trial > self._stopped_at):
-                    sample.hear(round.depth, round.drafted, round.accepted)
+                    sample.hear(round.drafted, round.accepted)
         if self._stopped_at is not None:
             sample.plain_tokens = max(0, tokens - sample.tokens)
         elif self.n_stops:
@@ -433,7 +484,7 @@ class RequestPacer:
             if stretch.purpose != "draft":
                 continue
             for round in stretch.rounds:
-                change = round.round_ms / (step_ms * self.costs[round.depth]) - 1
+                change = round.round_ms / (step_ms * self.costs[round.drafted]) - 1
                 run = run + 1 if abs(change) > MOVED_COST else 0
                 if run >= MOVED_ROUNDS:
                     return True
@@ -450,9 +501,13 @@ def settled_steps(steps: Sequence[Round]) -> Sequence[Round]:
     return steps[min(SETTLE_STEPS, len(steps) // 2) :]
 
 
+def times_of(rounds: Sequence[Round]) -> list[float]:
+    return [round.round_ms for round in rounds]
+
+
 def hopes(costs: Costs) -> list[float]:
     """[depth] → share of its cost that a trial hopes for: less, the fewer pairs it was timed in."""
-    timed = Counter(pair.depth for pair in costs.pairs)
+    timed = Counter(pair.drafted for pair in costs.pairs)
     return [1 - OPTIMISM / (1 + timed[depth]) for depth in range(MAX_DEPTH + 1)]
 
 

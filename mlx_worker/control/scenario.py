@@ -123,6 +123,11 @@ class Scenario(Replies):
     )
     round_base: float = number(1.1, "time of a round in plain steps: this …", 0.1, 1000)
     round_per_depth: float = number(0.12, "… and this for each drafted id", 0, 1000)
+    proposes: float = number(
+        1.0, "share of rounds in which the drafter finds something to propose (lookup)", 0, 1
+    )
+    stall_probability: float = number(0.0, "of a round, never of a plain step, stalling", 0, 1)
+    stall_steps: float = number(20.0, "plain steps that such a stall takes", 0, 1000)
     effect: float | None = optional(
         "speed-up at the best depth, as a fraction: −0.18 is 18 % slower. The machine is made so, "
         "by solve_by; not given: what the other keys bring",

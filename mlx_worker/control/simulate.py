@@ -108,11 +108,15 @@ class Serving:
         n_ids, true_ms = first, 0.0
         while True:
             drafted = min(plan.depth, last - n_ids)
+            if request.proposes and not request.proposes[n_ids]:
+                drafted = 0
             right = 0
             while right < drafted and luck[n_ids + right] < below[right]:
                 right += 1
             context = prompt + n_ids - 1
             took_ms = (round_ms[drafted] + context * per_token_ms) * pace[n_ids] + switch_ms
+            if request.stall_ms:
+                took_ms += request.stall_ms[n_ids]
             switch_ms = 0.0
             kept = min(right + 1, reply - n_ids)
             read_ms = took_ms * request.timer[n_ids]

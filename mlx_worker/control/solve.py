@@ -28,7 +28,9 @@ LEVELS = tuple(NormalDist().inv_cdf((n + 0.5) / POPULATION) for n in range(POPUL
 class Solved:
     """A scenario's machine, with what is true of it.
 
-    cost       of a round in plain steps, at no context; by depth, 0 (nothing left to draft) first
+    cost       of a round in plain steps, at no context; by drafted ids, 0 (nothing to draft) first
+    planned    the same by planned depth: the mean of rounds with a proposal and without, stalls
+               included
     shift      on the logit of every acceptance
     widths     by workload: SD of a request's own shift on top
     depth      the best fixed one
@@ -36,6 +38,7 @@ class Solved:
     """
 
     cost: tuple[float, ...]
+    planned: tuple[float, ...]
     shift: float
     widths: tuple[float, ...]
     depth: int
@@ -67,6 +70,18 @@ def tokens_per_round(acceptance: Sequence[float]) -> list[float]:
     """Expected ids of a round by depth, 0 first."""
     reach = accumulate(acceptance, lambda so_far, share: so_far * share, initial=1.0)
     return list(accumulate(reach))
+
+
+def planned_tokens(scenario: Scenario, acceptance: Sequence[float]) -> list[float]:
+    """Expected ids of a round by planned depth, 0 first; those without a proposal included."""
+    share = scenario.proposes
+    return [share * tokens + 1 - share for tokens in tokens_per_round(acceptance)]
+
+
+def planned_cost(scenario: Scenario, cost: Sequence[float]) -> tuple[float, ...]:
+    """Of a round in plain steps by planned depth, 0 first."""
+    share, stalls = scenario.proposes, scenario.stall_probability * scenario.stall_steps
+    return tuple(share * each + (1 - share) * cost[0] + stalls for each in cost)
 
 
 def described_cost(scenario: Scenario) -> tuple[float, ...]:
@@ -130,6 +145,7 @@ class Population:
     fixed, slope   time of a round in plain steps is fixed · cost + slope, for the request's context
     """
 
+    scenario: Scenario
     workload: Workload
     fixed: tuple[float, ...]
     slope: tuple[float, ...]
@@ -147,12 +163,12 @@ class Population:
             plain_ms = scenario.plain_ms + context * scenario.context_plain_ms
             fixed.append(pace * scenario.plain_ms / plain_ms)
             slope.append(pace * context * scenario.context_round_ms / plain_ms)
-        return cls(workload, tuple(fixed), tuple(slope))
+        return cls(scenario, workload, tuple(fixed), tuple(slope))
 
     def tokens(self, shift: float, width: float) -> list[list[float]]:
         """Expected ids of a round by request and depth."""
         return [
-            tokens_per_round(acceptance_of(self.workload, shift + width * level))
+            planned_tokens(self.scenario, acceptance_of(self.workload, shift + width * level))
             for level in LEVELS
         ]
 
@@ -196,7 +212,8 @@ class Solver:
             self.widths = [self.width(n, depth) for n in range(len(self.mix))]
             self.reach_effect()
         depth, ratio = self.best()
-        return Solved(self.cost, self.shift, tuple(self.widths), depth, 1 / ratio - 1)
+        planned, widths = planned_cost(self.scenario, self.cost), tuple(self.widths)
+        return Solved(self.cost, planned, self.shift, widths, depth, 1 / ratio - 1)
 
     def parts(self, shift: float) -> dict[int, tuple[float, float]]:
         """By depth, the (a, b) of the mean ratio a · cost + b over all workloads."""
@@ -212,16 +229,18 @@ class Solver:
     def best(self, shift: float | None = None) -> tuple[int, float]:
         """The best fixed depth and its mean ratio."""
         parts = self.parts(self.shift if shift is None else shift)
-        ratios = {depth: a * self.cost[depth] + b for depth, (a, b) in parts.items()}
+        cost = planned_cost(self.scenario, self.cost)
+        ratios = {depth: a * cost[depth] + b for depth, (a, b) in parts.items()}
         depth = min(ratios, key=lambda depth: ratios[depth])
         return depth, ratios[depth]
 
     def width(self, n: int, depth: int) -> float:
         """SD of a request's shift that gives workload n the spread that it asks for."""
         population, goal = self.mix[n], self.mix[n].workload.spread
+        cost = planned_cost(self.scenario, self.cost)[depth]
 
         def spread(width: float) -> float:
-            return population.spread(population.tokens(self.shift, width), depth, self.cost[depth])
+            return population.spread(population.tokens(self.shift, width), depth, cost)
 
         if goal == 0:
             return 0.0
@@ -239,14 +258,19 @@ class Solver:
             return
         goal = 1 / (1 + effect)
         if self.scenario.solve_by == "cost":
-            cost = self.cost
-            scale = max((goal - b) / (a * cost[k]) for k, (a, b) in self.parts(self.shift).items())
+            stalls = planned_cost(self.scenario, [0.0])[0]
+            cost = [each - stalls for each in planned_cost(self.scenario, self.cost)]
+            scale = max(
+                (goal - b - a * stalls) / (a * cost[k])
+                for k, (a, b) in self.parts(self.shift).items()
+            )
             if scale <= 0:
                 raise ConfigError(
-                    f"effect: {effect:g}, must be lower: context_round_ms alone takes longer",
+                    f"effect: {effect:g}, must be lower: context_round_ms or stalls alone take "
+                    "longer",
                     hint="lower either",
                 )
-            self.cost = tuple(scale * each for each in cost)
+            self.cost = tuple(scale * each for each in self.cost)
             return
         least, most = (1 / self.best(shift)[1] - 1 for shift in (-MAX_LOGIT, MAX_LOGIT))
         if not least <= effect <= most:

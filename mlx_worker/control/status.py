@@ -7,14 +7,16 @@ precedence to records.py, which the gateway shares. Pure; any thread.
 from __future__ import annotations
 
 import math
+from operator import add, mul
 from typing import TYPE_CHECKING
 
 from mlx_worker.control.decide import Evidence
-from mlx_worker.records import Status, whole_percent
+from mlx_worker.records import MAX_DEPTH, Status, whole_percent
 
 if TYPE_CHECKING:
     from mlx_worker.control.controller import Controller
 
+DEPTHS = range(1, MAX_DEPTH + 1)
 WHY_AUTOMATIC = "no request since the model was loaded"
 WHY_MEASURING = "comparing drafts with plain decoding on the first requests"
 WHY_WAITING = "comparing slowly: trials have used up what they may cost for now"
@@ -54,11 +56,14 @@ def status_of(controller: Controller) -> Status:
     shown = controller.fixed[0] if is_off else controller.policy
     estimate = shown.estimate
     samples = memory.samples
-    n_rounds = [sum(column) for column in zip(*(s.n_rounds for s in samples), strict=True)]
-    total, drafted = sum(n_rounds), sum(s.drafted for s in samples)
-    tokens = sum(s.tokens for s in samples)
-    tables = controller.tables()
-    cost = sum(sample.cost(tables[sample.bucket]) for sample in samples) / total
+    n_rounds, cost = [0] * (MAX_DEPTH + 1), 0.0
+    for bucket, table in enumerate(controller.tables()):
+        own = [sample.n_rounds for sample in samples if sample.bucket == bucket]
+        counts = [sum(column) for column in zip(*own, strict=True)] if own else n_rounds[:0]
+        n_rounds = list(map(add, n_rounds, counts)) if own else n_rounds
+        cost += sum(map(mul, counts, table))
+    total, drafted = sum(n_rounds), sum(map(mul, n_rounds, range(MAX_DEPTH + 1)))
+    tokens = sum(sample.tokens for sample in samples)
     why = memory.why or WHY_MEASURING
     if memory.phase == "measuring" and ledger.is_spent:
         why = WHY_WAITING
@@ -67,13 +72,13 @@ def status_of(controller: Controller) -> Status:
         speedup=estimate.speedup,
         low=estimate.low,
         high=estimate.high,
-        depth=controller.fixed[1] if is_off else n_rounds.index(max(n_rounds)),
+        depth=controller.fixed[1] if is_off else max(DEPTHS, key=lambda depth: n_rounds[depth]),
         acceptance=(tokens - total) / drafted if drafted else None,
         tokens_per_round=tokens / total,
-        cost=cost,
+        cost=cost / total,
         spread=shown.measured_spread,
         requests=len(samples),
-        tokens=sum(s.tokens + s.plain_tokens for s in samples),
+        tokens=tokens + sum(sample.plain_tokens for sample in samples),
         loss=loss,
         loss_share=share,
         since_s=memory.since_s,

@@ -453,18 +453,17 @@ Requests = Sequence[tuple[list[int], int]]
 def weighed(requests: Requests, costs: Costs) -> tuple[Evidence, Evidence]:
     """Of the policy and of the depth throughout, as a controller with one depth has them."""
     table, samples = costs.table(0), [sample(*request) for request in requests]
-    weights = [each.weight for each in samples]
-    policy = weigh([each.tau(table) for each in samples], weights, costs.variance)
+    policy = weigh(*zip(*[each.tau(table) for each in samples], strict=True), costs.variance)
     priced = [each.tau_at(DEPTH, table) for each in samples]
-    taus, depth_weights, noises = zip(*filter(None, priced), strict=True)
+    taus, depth_weights, noises = zip(*priced, strict=True)
     return policy, weigh(taus, depth_weights, costs.variance, noises)
 
 
 def sample(accepted: list[int], plain_tokens: int) -> Sample:
     found = Sample(plain_tokens=plain_tokens)
     for n in accepted:
-        found.hear(DEPTH, DEPTH, n)
-        found.hear_shallower(DEPTH, n)
+        found.hear(DEPTH, n)
+        found.hear_at_every_depth(DEPTH, DEPTH, n, lambda _: [0.0] * (MAX_DEPTH + 1))
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_worker.control import controller, measure
 from mlx_worker.control.controller import Controller
-from mlx_worker.control.log import ReplayDiffers, head, replay, request_line
+from mlx_worker.control.log import FORMAT, ReplayDiffers, head, replay, request_line
 from mlx_worker.control.pacer import RequestPacer
 from mlx_worker.decisions import DecisionLog, read
 from mlx_worker.records import Round, Traffic
@@ -169,8 +169,8 @@ def test_a_left_out_request_is_noticed():
 def test_a_log_without_its_head_or_of_another_format_is_refused():
     """By name, not by a difference somewhere in it."""
     first, *requests = plain(eventful_course()[1])
-    for lines in (requests, [{**first, "format": 2}, *requests]):
-        with pytest.raises(ReplayDiffers, match="no head of format 1"):
+    for lines in (requests, [{**first, "format": FORMAT - 1}, *requests]):
+        with pytest.raises(ReplayDiffers, match=f"no head of format {FORMAT}"):
             list(replay(lines))
 
 

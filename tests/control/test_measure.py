@@ -11,10 +11,10 @@ from hypothesis import given, settings, strategies as st
 
 from mlx_worker.control.measure import (
     CHANGED_PAIRS,
+    CLEAR_VALUE,
     FULL_ROUNDS,
     FULL_STEPS,
     GAP_STEPS,
-    LEAST_GAIN,
     LEVELS,
     PAIR_MEMORY,
     PAIR_TOKENS,
@@ -114,7 +114,7 @@ def test_a_pair_is_the_log_of_round_over_step():
     """With the depth and the context that it was measured at, in full weight."""
     pair = cost_pair(3, 1, ROUNDS_MS, STEPS_MS)
     assert pair is not None
-    assert (pair.depth, pair.bucket, pair.weight) == (3, 1, 1.0)
+    assert (pair.drafted, pair.bucket, pair.weight) == (3, 1, 1.0)
     assert pair.log_cost == pytest.approx(math.log(1.5))
 
 
@@ -154,11 +154,67 @@ def test_costs_are_recovered_at_every_depth_and_context():
             assert table[depth] == pytest.approx(true_cost(depth, bucket), rel=0.07)
 
 
-def test_a_plain_step_costs_one():
-    """It is the unit, whatever the pairs say."""
+def test_a_round_without_a_proposal_has_a_cost_of_its_own():
+    """Mostly that of a plain step, whatever deep rounds cost."""
+    costs = Costs(curve={depth: true_cost(depth) for depth in DEPTHS})
+    costs.hear([*pairs_of(1.03, depth=0, n=20), *pairs_of(true_cost(8), depth=8, n=20)])
+    assert costs.table(0)[0] == pytest.approx(1.03, rel=0.02)
+    assert costs.table(0)[8] == pytest.approx(true_cost(8), rel=0.02)
+
+
+# --- stalls -----------------------------------------------------------------------------------
+
+
+def heard_tails(
+    rounds_ms: Sequence[float], steps_ms: Sequence[float] = STEPS_MS, n: int = 1
+) -> Costs:
+    """Costs of 1.5 that heard so many requests with these times."""
     costs = Costs()
-    costs.hear(pairs_of(2.5, n=9))
-    assert [costs.table(bucket)[0] for bucket in range(3)] == [1.0, 1.0, 1.0]
+    for _ in range(n):
+        costs.hear_tails([rounds_ms], [steps_ms])
+        costs.hear(pairs_of(1.5))
+    return costs
+
+
+def stalled(by: float, n_rounds: int = 20) -> list[float]:
+    """Rounds of which one takes so many times what the others take."""
+    return [15.0] * (n_rounds - 1) + [15.0 * by]
+
+
+def test_a_stall_that_only_rounds_have_is_part_of_their_cost():
+    """One round in twenty takes twenty times as long: twice as long on average."""
+    costs = heard_tails(stalled(20.0), n=12)
+    assert math.exp(costs.stalls) == pytest.approx(1.95, rel=0.05)
+    assert costs.table(0)[3] == pytest.approx(1.95 * 1.5, rel=0.08)
+    assert costs.variance > heard_tails(ROUNDS_MS, n=12).variance
+
+
+def test_a_few_hiccups_are_the_machine_s():
+    """Nobody can tell whose they were."""
+    assert heard_tails(stalled(20.0), n=5).stalls == 0.0
+
+
+def test_hiccups_that_plain_steps_have_too_are_the_machine_s():
+    """However many."""
+    steps_ms = [10.0] * 19 + [200.0]
+    assert heard_tails(stalled(20.0), steps_ms, n=60).stalls == 0.0
+
+
+def test_a_machine_that_sleeps_a_night_is_one_hiccup():
+    """It neither counts as a stall nor hides those that there are."""
+    costs = heard_tails(stalled(1e6))
+    assert costs.stalls == 0.0
+    for _ in range(30):
+        costs.hear_tails([stalled(20.0)], [STEPS_MS])
+    assert costs.stalls > 0.3
+
+
+def test_stalls_are_forgotten_once_they_are_over():
+    """After some hundred requests."""
+    costs = heard_tails(stalled(20.0), n=12)
+    for _ in range(400):
+        costs.hear_tails([ROUNDS_MS * 5], [STEPS_MS])
+    assert costs.stalls < 0.02
 
 
 def test_an_outlier_moves_a_cost_little():
@@ -549,7 +605,7 @@ def test_an_unlikely_gain_is_looked_for_where_the_reply_is_long():
     table = learnt([0.05, 0.05, 0.05, 0.05, 0.97]).table("greedy")
     request, costs = RequestLevel(table), [1.0, 1.9, *[9.0] * (MAX_DEPTH - 1)]
     _, value = request.best_depth(costs, [1])
-    assert value < LEAST_GAIN
+    assert value < CLEAR_VALUE
     assert not request.pays(costs, 1, value, 1.0)
     assert request.pays(costs, 1, value, 2000.0)
 
@@ -560,8 +616,8 @@ def test_an_unlikely_gain_is_looked_for_where_the_reply_is_long():
 def sample_of(rounds: Sequence[tuple[int, int]], plain_tokens: int = 0) -> Sample:
     sample = Sample(plain_tokens=plain_tokens)
     for depth, accepted in rounds:
-        sample.hear(depth, depth, accepted)
-        sample.hear_shallower(depth, accepted)
+        sample.hear(depth, accepted)
+        sample.hear_at_every_depth(depth, depth, accepted, lambda _: [0.0] * (MAX_DEPTH + 1))
     return sample
 
 
@@ -571,20 +627,20 @@ COSTS = [1.0] + [true_cost(depth) for depth in DEPTHS]
 def test_tau_is_time_over_tokens():
     """ps of the rounds, by the costs given, over what they gave."""
     sample = sample_of([(3, 2)] * 6)
-    assert sample.tau(COSTS) == pytest.approx(COSTS[3] / 3)
+    assert sample.tau(COSTS)[0] == pytest.approx(COSTS[3] / 3)
 
 
 def test_plain_tokens_of_a_request_that_stopped_draw_tau_to_one():
     """Six rounds of 3 tokens, and as many tokens written plainly."""
     sample = sample_of([(3, 2)] * 6, plain_tokens=18)
-    assert sample.tau(COSTS) == pytest.approx((COSTS[3] / 3 + 1) / 2)
+    assert sample.tau(COSTS)[0] == pytest.approx((COSTS[3] / 3 + 1) / 2)
 
 
 def test_rounds_of_several_depths_are_priced_each_at_its_own():
     """As a request runs while On."""
     sample = sample_of([(1, 1), (8, 1)])
     assert sample.cost(COSTS) == pytest.approx(COSTS[1] + COSTS[8])
-    assert sample.tau(COSTS) == pytest.approx((COSTS[1] + COSTS[8]) / 4)
+    assert sample.tau(COSTS)[0] == pytest.approx((COSTS[1] + COSTS[8]) / 4)
 
 
 @pytest.mark.parametrize("level", [0.3, 0.6, 0.8, 0.95])
@@ -596,9 +652,9 @@ def test_tau_of_a_few_rounds_is_unbiased(level: float, depth: int):
         sample, of_rounds = Sample(), list[float]()
         while sample.tokens < PAIR_TOKENS:
             accepted = accepted_at(rng, level, depth)
-            sample.hear(depth, depth, accepted)
+            sample.hear(depth, accepted)
             of_rounds.append(COSTS[depth] / (accepted + 1))
-        taus.append(sample.tau(COSTS))
+        taus.append(sample.tau(COSTS)[0])
         naive.append(mean(of_rounds))
     truth = COSTS[depth] / math.fsum(level**i for i in range(depth + 1))
     assert mean(taus) == pytest.approx(truth, rel=0.02)
@@ -615,18 +671,45 @@ def test_a_round_prices_every_shallower_depth_as_if_it_had_run_there(
     shallow = sample_of([(depth, min(n, depth)) for n in accepted])
     found = deep.tau_at(depth, COSTS)
     assert found == shallow.tau_at(depth, COSTS)
-    assert found is not None
-    assert found[0] == pytest.approx(shallow.tau(COSTS), rel=1e-12)
+    assert found[0] == pytest.approx(shallow.tau(COSTS)[0], rel=1e-12)
 
 
-def test_no_depth_is_priced_by_shallower_rounds():
-    """What the fifth draft would have been is not known."""
-    assert sample_of([(4, 4)] * 9).tau_at(5, COSTS) is None
+def test_a_round_with_a_wrong_draft_prices_every_deeper_depth_exactly():
+    """What follows the wrong one would have been wrong whatever it was."""
+    shallow = sample_of([(2, 1), (1, 0), (4, 3)])
+    assert shallow.tau_at(8, COSTS)[0] == pytest.approx(3 * COSTS[8] / (2 + 1 + 4))
+
+
+def test_a_round_all_of_whose_drafts_were_right_prices_deeper_ones_by_its_request():
+    """By what more drafts would have given there: on average as if it had drafted deeper."""
+    rng = random.Random(3)
+    table = Levels().table("greedy")
+    taus = {"deep": list[float](), "shallow": list[float]()}
+    for level in (0.35, 0.62, 0.82, 0.94) * 50:
+        accepted = [accepted_at(rng, level, 8) for _ in range(40)]
+        for name, depth in (("deep", 8), ("shallow", 3)):
+            rounds = [(depth, min(n, depth)) for n in accepted]
+            request, sample = heard(table, rounds), Sample()
+            for planned, n in rounds:
+                sample.hear_at_every_depth(planned, planned, n, request.beyond)
+            taus[name].append(sample.tau_at(8, COSTS)[0])
+    assert mean(taus["shallow"]) == pytest.approx(mean(taus["deep"]), rel=0.02)
+
+
+def test_a_round_that_proposed_nothing_is_priced_as_such_at_every_depth():
+    """A deeper plan would have found nothing either."""
+    sample = Sample()
+    for drafted, accepted in ((0, 0), (0, 0), (4, 4)):
+        sample.hear(drafted, accepted)
+        sample.hear_at_every_depth(4, drafted, accepted, lambda _: [0.0] * (MAX_DEPTH + 1))
+    costs = [1.1, *COSTS[1:]]
+    assert sample.tau(costs)[0] == pytest.approx((2 * 1.1 + COSTS[4]) / 7)
+    assert sample.tau_at(2, costs)[0] == pytest.approx((2 * 1.1 + COSTS[2]) / 5)
 
 
 def test_more_tokens_weigh_more_but_ever_less_so():
     """One pair counts half, three pairs three quarters."""
-    one, three = (sample_of([(3, 3)] * (n * PAIR_TOKENS // 4)).weight for n in (1, 3))
+    one, three = (sample_of([(3, 3)] * (n * PAIR_TOKENS // 4)).tau(COSTS)[1] for n in (1, 3))
     assert (one, three) == pytest.approx((0.5, 0.75))
 
 
@@ -635,7 +718,7 @@ def test_the_variance_of_tau_is_what_it_scatters_by():
     rng = random.Random(13)
     samples = [sample_of([(4, accepted_at(rng, 0.7, 4)) for _ in range(12)]) for _ in range(1500)]
     found = [sample.tau_at(4, COSTS) for sample in samples]
-    taus = [tau for tau, _, _ in filter(None, found)]
-    told = mean(variance for _, _, variance in filter(None, found))
+    taus = [tau for tau, _, _ in found]
+    told = mean(variance for _, _, variance in found)
     centre = mean(taus)
     assert told == pytest.approx(mean((tau / centre - 1) ** 2 for tau in taus), rel=0.15)

@@ -173,6 +173,7 @@ def test_the_scenarios_cover_what_traffic_and_machines_do():
         *("wide_spread", "picky", "bad_tenth", "mixed", "sampled"),
         *("short_replies", "long_replies", "long_context", "no_curve", "noisy_15"),
         *("gains_then_loses", "loses_then_gains", "drift_to_minus_5", "throttled", "bursts"),
+        *("lookup_loses", "lookup_gains", "stalling", "tiny_replies"),
     }
 
 

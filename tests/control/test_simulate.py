@@ -23,7 +23,7 @@ from mlx_worker.control.outcome import (
     n_flips,
     noticed,
 )
-from mlx_worker.control.pacer import FixedPacer
+from mlx_worker.control.pacer import WHOLE_REQUEST_TOKENS
 from mlx_worker.control.scenario import Scenario, parse, read
 from mlx_worker.control.simulate import Serving, main, regressed, run
 from mlx_worker.control.solve import relative_sd, solve, throttled
@@ -38,26 +38,27 @@ CONTRACT = [
 MORE = ["truth_policy", "figure", "low", "high", "spread", "measured_spread", "changes"]
 
 
-class Listener(FixedPacer):
+class Listener:
     """One depth throughout, in plans of `tokens`; remembers what it heard."""
 
-    def __init__(self, depth: int, tokens: int | None = None):
-        super().__init__(depth)
-        self._tokens = tokens
+    def __init__(self, depth: int, tokens: int = WHOLE_REQUEST_TOKENS):
+        self._plan = Plan(depth, tokens)
         self.rounds: list[Round] = []
 
     def plan(self) -> Plan:
-        plan = super().plan()
-        return plan if self._tokens is None else Plan(plan.depth, self._tokens)
+        return self._plan
 
     def observe(self, round: Round) -> None:
         self.rounds.append(round)
+
+    def end(self) -> None:
+        """Nothing to conclude."""
 
 
 class Fixed:
     """A controller that gives every request a Listener."""
 
-    def __init__(self, depth: int, tokens: int | None = None):
+    def __init__(self, depth: int, tokens: int = WHOLE_REQUEST_TOKENS):
         self._of = depth, tokens
         self.pacers: list[Listener] = []
         self.status = Status("automatic")
@@ -512,3 +513,37 @@ def test_400_requests_take_less_than_3_s_of_processor_time(name: str):
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert cpu_s() < CPU_S or cpu_s() < CPU_S
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [("lookup_loses", "off"), ("lookup_gains", "on"), ("stalling", "on"), ("tiny_replies", "on")],
+)
+def test_a_figure_is_right_where_rounds_are_of_two_kinds(name: str, verdict: Verdict):
+    """Seldom dear ones are no hiccups; and replies too short for pairs are compared whole."""
+    phases = read(SCENARIOS / f"{name}.json")
+    outcomes = [run(phases, 200, seed) for seed in range(4)]
+    truth = outcomes[0].truth_policy if verdict == "on" else outcomes[0].truth
+    figures = [outcome.figure for outcome in outcomes if outcome.figure is not None]
+    assert [outcome.verdict for outcome in outcomes] == [verdict] * 4
+    assert fmean(figures) == pytest.approx(truth, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"proposes": 0.3, "round_base": 1.0, "round_per_depth": 0.2},
+        {"stall_probability": 0.05, "stall_steps": 10},
+    ],
+)
+def test_the_truth_is_what_a_fixed_depth_brings_where_rounds_are_of_two_kinds(
+    values: dict[str, float],
+):
+    """Long replies, so that the last round of each hardly counts; noise and switches left out."""
+    one = phase(**values, reply_tokens=2000, reply_max=4000, noise_cv=0, warmup_cost=0, spread=0)
+    solved = solve(one)
+    serving = Serving(Fixed(solved.depth))
+    for request in Machine((one,), "1").requests(0, 20):
+        serving.serve(request)
+    gained = serving.account.plain_ms / serving.account.true_ms - 1
+    assert gained == pytest.approx(solved.truth, abs=0.02)

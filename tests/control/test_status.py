@@ -13,6 +13,7 @@ from mlx_worker.control.decide import weigh
 from mlx_worker.control.measure import CostPair, Costs, Sample
 from mlx_worker.control.pacer import Phase
 from mlx_worker.records import (
+    MAX_DEPTH,
     MINUS,
     PLATFORM,
     Round,
@@ -180,11 +181,16 @@ def test_why_off_says_what_it_would_have_cost(tau: float, why: str):
 COSTS = {1: 1.2, 2: 1.5, 4: 2.0}
 
 
+def nothing_more(_: int) -> list[float]:
+    """Of a request in which no deeper draft would ever have been right."""
+    return [0.0] * (MAX_DEPTH + 1)
+
+
 def sample_of(depth: int, accepted: list[int], plain_tokens: int = 0, bucket: int = 0) -> Sample:
     sample = Sample(plain_tokens=plain_tokens, bucket=bucket)
     for n in accepted:
-        sample.hear(depth, depth, n)
-        sample.hear_shallower(depth, n)
+        sample.hear(depth, n)
+        sample.hear_at_every_depth(depth, depth, n, nothing_more)
     return sample
 
 
@@ -255,8 +261,8 @@ def test_the_figure_while_on_is_the_policys():
     policy = controller.policy.estimate
     status = controller.status
     assert (status.speedup, status.low, status.high) == (policy.speedup, policy.low, policy.high)
-    weights = [sample.weight for sample in GAINING]
-    taus = [sample.tau(controller.memory.costs.table(0)) for sample in GAINING]
+    table = controller.memory.costs.table(0)
+    taus, weights = zip(*[sample.tau(table) for sample in GAINING], strict=True)
     mean = math.fsum(w * tau for w, tau in zip(weights, taus, strict=True)) / math.fsum(weights)
     assert status.speedup == pytest.approx(1 / mean - 1)
 
