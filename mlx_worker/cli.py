@@ -20,6 +20,7 @@ from mlx_worker.errors import ConfigError, InvalidParameter, ModelError, WorkerE
 
 INTERRUPTED = 130
 DEMO = "demo"
+DEPTHS = "0,1,2,3,4"  # that bench compares
 
 app = typer.Typer(
     name="mlx-worker",
@@ -89,7 +90,9 @@ def bench(
             help="Of off,assistant,model,lookup,auto.", show_default="off and the draft's"
         ),
     ] = None,
-    depths: Annotated[str, typer.Option(help="Drafted ids a round, up to 8.")] = "0,1,2,3,4",
+    depths: Annotated[
+        str | None, typer.Option(help="Drafted ids a round, up to 8.", show_default=DEPTHS)
+    ] = None,
     workloads: Annotated[
         str | None,
         typer.Option(help="Of chat,code,json,edit,count,story, or the file's.", show_default="all"),
@@ -133,7 +136,14 @@ def bench(
     """
     check_writable("--json", json_file)
     check_writable("--plot", plot_file)
-    wanted_modes, wanted_depths = words(modes), depth_numbers(depths)
+    wanted_modes, wanted_depths = words(modes), depth_numbers(depths or DEPTHS)
+    if live:
+        check_unused_by_live(modes=modes, depths=depths, plot=plot_file)
+    if (live or "auto" in (wanted_modes or ())) and max_tokens < 2:
+        raise ConfigError(
+            "--max-tokens: 1, must be at least 2 where Automatic mode is measured",
+            hint="a reply of one token has nothing to draft",
+        )
 
     from mlx_worker.bench import (
         facts as facts_of,
@@ -143,6 +153,7 @@ def bench(
         run,
         workloads as data,
     )
+    from mlx_worker.tables import console
 
     run.check_modes(wanted_modes)
     run.check_depths(wanted_depths)
@@ -166,7 +177,7 @@ def bench(
     talk(f"{len(batch.requests)} requests, each decoded in {len(batch.arms)} ways, one at a time")
     if data.repeats(chosen):
         talk("some prompts are served more than once; each counts once in the intervals")
-    out = report.console()
+    out = console()
     facts = facts_of.gather(batch.pairs)
     report.print_facts(out, batch, facts)
     if facts.machine.is_busy:
@@ -192,6 +203,16 @@ def bench(
         json_file.write_text(line + "\n", encoding="utf-8")
     if plot_file:
         plot.draw(result.rows, f"{loaded.name} on {facts.machine.chip}", plot_file)
+
+
+def check_unused_by_live(**given: Any) -> None:
+    """--live serves in Automatic mode alone, and compares nothing that could be drawn."""
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"--{name}: {shown(str(value))}, can't be combined with --live",
+                hint=f"leave out --{name}, or compare with --modes off,assistant,auto",
+            )
 
 
 def bench_live(batch: Any, depth: int | None) -> str:
@@ -357,6 +378,7 @@ def status(
     Reads what replies measured as they were written on this machine; no worker needs to run.
     """
     from mlx_worker import decisions, history as show
+    from mlx_worker.tables import console
 
     kept = decisions.read(decisions.default_folder(), has_rounds=False)
     chosen = [each for each in kept if model in (None, each.model, Path(each.model).name)]
@@ -372,7 +394,7 @@ def status(
     elif as_json:
         print(json.dumps(show.as_json(chosen), ensure_ascii=False))
     else:
-        show.print_all(show.console(), chosen, has_requests=history)
+        show.print_all(console(), chosen, has_requests=history)
 
 
 # --- config -----------------------------------------------------------------------------------
@@ -426,7 +448,7 @@ def depth_numbers(text: str) -> list[int]:
         return [int(word) for word in words(text) or []]
     except ValueError:
         raise ConfigError(
-            f"--depths: {shown(text)}, must be whole numbers", hint="--depths 0,1,2,3,4"
+            f"--depths: {shown(text)}, must be whole numbers", hint=f"--depths {DEPTHS}"
         ) from None
 
 

@@ -3,11 +3,9 @@
 Owns layout and the JSON's keys. Leaves the files to decisions.py and the verdict's text to
 records.py. Writes only to the console it is given; any thread.
 
-Tables fit 80 columns and say everything without colour. A figure that isn't known is a dash
-(JSON: null). Times are local, in JSON unix seconds.
+Times are local, in JSON unix seconds; a figure that isn't known is null there.
 """
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -19,10 +17,9 @@ from rich.table import Table
 from mlx_worker.control.measure import BUCKETS, bucket_of
 from mlx_worker.control.pacer import kind_of
 from mlx_worker.decisions import History, Line, Part
-from mlx_worker.records import MINUS, Status, Traffic
+from mlx_worker.records import Status, Traffic
+from mlx_worker.tables import DASH, number, percent, span
 
-MIN_WIDTH, MAX_WIDTH = 80, 100
-DASH = "–"
 NOTHING = (
     "nothing measured yet\n"
     "  Replies measure as they are written, where the model has a draft and speculation\n"
@@ -41,35 +38,14 @@ COLUMNS = (  # name, width, justify; with a space between they fill MIN_WIDTH
 )
 
 
-def console() -> Console:
-    """Standard output, as wide as the terminal within limits; a pipe gets the narrow layout."""
-    plain = Console(file=sys.stdout)
-    width = min(max(plain.width, MIN_WIDTH), MAX_WIDTH) if plain.is_terminal else MIN_WIDTH
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
-
-
 # --- words ------------------------------------------------------------------------------------
-
-
-def percent(fraction: float | None) -> str:
-    """+24.3%, −18.0%, +1240%, or a dash."""
-    if fraction is None:
-        return DASH
-    if fraction >= 1:
-        return f"+{100 * fraction:.0f}%"
-    tenths = round(100 * fraction, 1) + 0.0  # + 0.0 makes −0.0 zero
-    return f"{tenths:+.1f}%".replace("-", MINUS)
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    return DASH if value is None else f"{value:,.{digits}f}"
 
 
 def local_time(unix_s: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     return datetime.fromtimestamp(unix_s, UTC).astimezone().strftime(form)
 
 
-def span(values: Sequence[int]) -> str:
+def extent(values: Sequence[int]) -> str:
     """3, or 2–5, or a dash."""
     if not values:
         return DASH
@@ -143,12 +119,12 @@ def print_status(out: Console, history: History) -> None:
 
 def status_lines(status: Status) -> Iterator[tuple[str, str]]:
     if status.speedup is not None:
-        interval = f"{percent(status.low).rstrip('%')} to {percent(status.high)}"
+        interval = span(status.low, status.high)
         yield "speed-up", f"{percent(status.speedup)}, 90% interval {interval}"
         yield "depth", DASH if status.depth is None else f"{status.depth}"
-        yield "acceptance", number(status.acceptance)
-        yield "tokens per round", number(status.tokens_per_round)
-        yield "cost per round", f"{number(status.cost)} plain steps"
+        yield "acceptance", number(status.acceptance, 2)
+        yield "tokens per round", number(status.tokens_per_round, 2)
+        yield "cost per round", f"{number(status.cost, 2)} plain steps"
     yield "measured on", f"{status.requests:,} requests, {status.tokens:,} tokens"
     yield "loss so far", loss_words(status)
     yield "since", local_time(status.since_s)
@@ -213,10 +189,10 @@ def cells(group: Sequence[Line]) -> tuple[str, ...]:
     first, last = group[0], group[-1]
     return (
         local_time(first["begun_s"], "%m-%d %H:%M"),
-        span([first["number"], last["number"]]),
+        extent([first["number"], last["number"]]),
         common(map(kind_word, group)),
         common(map(mode_word, group)),
-        span(first["depths"]),
+        extent(first["depths"]),
         f"{first['accepted']}/{first['drafted']}" if first["rounds"] else DASH,
         percent(first["gain"]),
         str(first["stops"]) if first["rounds"] else DASH,

@@ -75,6 +75,11 @@ def test_the_version_is_printed():
         (["bench", "--requests", "1", "--modes", "fast"], "no mode is called 'fast'"),
         (["bench", "--depths", "one"], "--depths: 'one', must be whole numbers"),
         (["bench", "--depths", "9"], "--depths: 9, must be 0 to 8"),
+        (["bench", "--live", "--depths", "1"], "--depths: '1', can't be combined with --live"),
+        (["bench", "--live", "--modes", "auto"], "--modes: 'auto', can't be combined with --live"),
+        (["bench", "--live", "--plot", "x.png"], "--plot: 'x.png', can't be combined with --live"),
+        (["bench", "--live", "--max-tokens", "1"], "--max-tokens: 1, must be at least 2"),
+        (["bench", "--modes", "off,auto", "--max-tokens", "1"], "--max-tokens: 1, must be at"),
         (["bench", "--workloads", "chess"], "--workloads: no prompts for 'chess'"),
         (["bench", "--prompts", "/nowhere.jsonl"], "/nowhere.jsonl: No such file"),
         (

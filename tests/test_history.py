@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mlx_worker import history as show
+from mlx_worker import history as show, tables
 from mlx_worker.decisions import History, Part
 from mlx_worker.records import Status
 
@@ -42,7 +42,7 @@ def history(*requests: dict[str, Any], **options: Any) -> History:
 
 def printed(write: Any, *arguments: Any) -> str:
     out = io.StringIO()
-    write(Console(file=out, width=show.MIN_WIDTH), *arguments)
+    write(Console(file=out, width=tables.MIN_WIDTH), *arguments)
     return out.getvalue()
 
 
@@ -116,7 +116,7 @@ def test_long_names_and_big_numbers_stay_within_the_width():
     )  # fmt: skip
     one = history(line, line, model="organisation/" + "model-" * 30)
     for text in (printed(show.print_history, one), printed(show.print_status, one)):
-        assert max(map(len, text.splitlines())) <= show.MIN_WIDTH
+        assert max(map(len, text.splitlines())) <= tables.MIN_WIDTH
         assert "…" not in text
     assert "".join(printed(show.print_history, one).split()).count("model-") == 30
 
@@ -165,7 +165,7 @@ def test_every_pair_is_shown_and_what_is_empty_is_not():
 def test_nothing_in_the_log_is_read_as_markup(tmp_path: Path):
     """A model's folder may have brackets in its name."""
     out = io.StringIO()
-    console = show.console()
+    console = tables.console()
     console.file = out
     show.print_status(console, history(request(1), model="[bold]x[/bold] :smile:"))
     assert out.getvalue().startswith("[bold]x[/bold] :smile: with d\n")

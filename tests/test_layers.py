@@ -15,15 +15,17 @@ LEAVES = {"records", "config", "errors"}  # every node but these themselves may 
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"pair"},
     "__main__": {"cli"},
-    "cli": {"worker", "bench", "gateway", "service", "models", "pair", "decisions", "history"}
+    "cli": {"worker", "bench", "gateway", "service", "models", "pair"}
+    | {"decisions", "history", "tables"}
     | LEAVES,
     "worker": {"server", "link", "engine", "control", "models", "decisions"} | LEAVES,
     "server": {"wire", "models"} | LEAVES,
     "link": {"wire"} | LEAVES,
     "gateway": {"wire"} | LEAVES,
     "pair": {"engine", "control", "decisions"} | LEAVES,
-    "bench": {"engine", "control", "decisions"} | LEAVES,
-    "history": {"control", "decisions"} | LEAVES,
+    "bench": {"engine", "control", "decisions", "tables"} | LEAVES,
+    "history": {"control", "decisions", "tables"} | LEAVES,
+    "tables": {"records"},
     "decisions": {"control"} | LEAVES,
     "service": LEAVES,
     "engine": LEAVES,

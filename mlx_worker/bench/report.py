@@ -3,8 +3,7 @@
 Owns layout and the JSON's keys. Leaves every number to facts.py and run.py. Writes only to the
 consoles it is given; any thread.
 
-Tables fit 80 columns and say everything without colour. A figure that can't be known is a dash
-(JSON: null).
+A figure that can't be known is null in JSON.
 """
 
 import hashlib
@@ -25,24 +24,15 @@ from mlx_worker.bench.run import AUTO, OFF, Arm, Batch, Limits, Result, Row, Ser
 from mlx_worker.bench.workloads import ALL
 from mlx_worker.control.decide import Estimate, Verdict
 from mlx_worker.engine.load import LoadedPair
-from mlx_worker.records import MINUS
+from mlx_worker.tables import DASH, number, percent, span
 
 BRIEF = (
     "Serve a batch of requests through a draft-and-verify decoding path and record the change in "
     "latency per request."
 )
 BRIEF_CLASS = "data processing"
-MIN_WIDTH, MAX_WIDTH = 80, 100
 MAX_REQUEST_ROWS = 60
-DASH = "–"
 SAME_SPEEDUP = 5e-4  # below this, two figures print alike
-
-
-def console() -> Console:
-    """Standard output, as wide as the terminal within limits; a pipe gets the narrow layout."""
-    plain = Console(file=sys.stdout, highlight=False)
-    width = min(max(plain.width, MIN_WIDTH), MAX_WIDTH) if plain.is_terminal else MIN_WIDTH
-    return Console(file=sys.stdout, highlight=False, markup=False, width=width)
 
 
 @contextmanager
@@ -58,24 +48,8 @@ def progress(total: int):
 # --- words ------------------------------------------------------------------------------------
 
 
-def percent(fraction: float | None) -> str:
-    """+24.3%, −18.0%, +1240%, or a dash."""
-    if fraction is None:
-        return DASH
-    if fraction >= 1:
-        return f"+{100 * fraction:.0f}%"
-    tenths = round(100 * fraction, 1) + 0.0  # + 0.0 makes −0.0 zero
-    return f"{tenths:+.1f}%".replace("-", MINUS)
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    return DASH if value is None else f"{value:,.{digits}f}"
-
-
 def interval(estimate: Estimate | None) -> str:
-    if estimate is None or estimate.low is None:
-        return DASH
-    return f"{percent(estimate.low).rstrip('%')} to {percent(estimate.high)}"
+    return DASH if estimate is None else span(estimate.low, estimate.high)
 
 
 def size(n_bytes: float) -> str:

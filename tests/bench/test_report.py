@@ -127,22 +127,6 @@ def test_a_model_without_a_draft_says_why_there_is_no_verdict():
 
 
 @pytest.mark.parametrize(
-    ("fraction", "text"),
-    [
-        (0.243, "+24.3%"),
-        (-0.18, "−18.0%"),
-        (0.0, "+0.0%"),
-        (-0.0001, "+0.0%"),
-        (12.4, "+1240%"),
-        (None, "–"),
-    ],
-)
-def test_percentages_are_signed(fraction: float | None, text: str):
-    """Zero has one spelling."""
-    assert report.percent(fraction) == text
-
-
-@pytest.mark.parametrize(
     ("n_bytes", "text"),
     [(512, "512 bytes"), (1280, "1.3 kB"), (18_328_544, "18.3 MB"), (5.1e9, "5.1 GB")],
 )
