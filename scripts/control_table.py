@@ -7,9 +7,10 @@ file of tests/scenarios. A cell's name holds its keys: "effect+24 cv8 spread0.3 
     python scripts/control_table.py --seeds 20 --cells "effect-18 cv8*long*"
     python scripts/control_table.py --seeds 50 --scenarios --cells "file:*"
 
-After the cells come groups of them, by effect and noise, and pools, over which the rate of wrong
-verdicts is bounded. Each figure stands beside its bound, and a ! marks one beyond it. Without
---seeds a cell has the most runs where verdicts are hardest. The seeds of cells differ.
+After the cells come groups of them, by effect and noise, and pools for what takes more runs to
+show: by effect, and by noise alone, over which the rate of wrong verdicts is bounded. Each figure
+stands beside its bound, and a ! marks one beyond it. Without --seeds a cell has the most runs where
+verdicts are hardest. The seeds of cells differ.
 """
 
 import argparse
@@ -31,9 +32,10 @@ from mlx_worker.control.simulate import run
 from mlx_worker.control.solve import solve
 from tests.control.bounds import (
     CHECKS,
+    EFFECT_CHECKS,
     FIGURE_REQUESTS,
+    NOISE_CHECKS,
     P90_FACTOR,
-    POOL_CHECKS,
     Figure,
     Row,
     Summary,
@@ -122,15 +124,21 @@ def early_figure(outcome: Outcome) -> Figure | None:
     return Figure(status.state, status.speedup, status.low, status.high)
 
 
-def pools(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Over which the rate of wrong verdicts is bounded: all that don't change, and the hardest."""
+def noise_pools(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Over which the rate of wrong verdicts is bounded: all that don't change."""
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.is_constant and row.right:
-            noise = "cv15" if row.is_noisy else "cv3 and cv8"
-            found[f"pool: {noise}"].append(row)
-            if abs(row.outcome.truth) < 0.06:
-                found[f"pool: {noise}, ±5 %"].append(row)
+            found["pool: cv15" if row.is_noisy else "pool: cv3 and cv8"].append(row)
+    return found
+
+
+def effect_pools(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The grid by effect."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.cell.startswith("effect"):
+            found[f"pool: {row.cell.split()[0]}"].append(row)
     return found
 
 
@@ -216,10 +224,15 @@ def summaries(cells: Sequence[Cell], options: argparse.Namespace) -> Iterator[Su
             if groups[name]:
                 grouped[f"group: {groups[name]}"] += rows
             yield summary(name, rows)
-    for name, rows in [*grouped.items(), *pools(every).items()]:
-        if len({row.cell for row in rows}) > 1:
-            checks = POOL_CHECKS if name.startswith("pool:") else set(CHECKS) - POOL_CHECKS
-            yield summary(name, rows, checks)
+    checked = (
+        (grouped, set(CHECKS) - NOISE_CHECKS - EFFECT_CHECKS),
+        (effect_pools(every), EFFECT_CHECKS),
+        (noise_pools(every), NOISE_CHECKS),
+    )
+    for pools, checks in checked:
+        for name, rows in pools.items():
+            if len({row.cell for row in rows}) > 1:
+                yield summary(name, rows, checks)
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ from mlx_worker.errors import ConfigError
 from mlx_worker.records import Pacer, Plan, Round, Status, Traffic
 
 SETTLING = 0.85  # what is left of the slowness after a round, a plain step later
-POLICY_REQUESTS = 160
+POLICY_REQUESTS = (160, 1600)  # that a true figure rests on: as many as …
+POLICY_TOKENS = 32_000  # … give so many tokens
 POLICY_WARMUP = 20  # requests in which a forced policy gets to know the machine
 
 
@@ -160,7 +161,8 @@ def _policy_truth(scenario: Scenario) -> float:
     first = scenario.requests  # throttled as far as it goes
     solved = solve(scenario)
     shares: list[tuple[float, float, float]] = []  # (plain ms, ratio at the best depth, own ratio)
-    for n, request in enumerate(machine.requests(first, first + POLICY_WARMUP + POLICY_REQUESTS)):
+    stop = first + POLICY_WARMUP + policy_requests(scenario)
+    for n, request in enumerate(machine.requests(first, stop)):
         before = replace(serving.account)
         serving.serve(request)
         plain_ms = serving.account.plain_ms - before.plain_ms
@@ -168,6 +170,13 @@ def _policy_truth(scenario: Scenario) -> float:
             own = (serving.account.true_ms - before.true_ms) / plain_ms
             shares.append((plain_ms, request.ratio(solved.depth), own))
     return 1 / regressed(shares, 1 / (1 + solved.truth)) - 1
+
+
+def policy_requests(scenario: Scenario) -> int:
+    total = sum(workload.weight for workload in scenario.mix)
+    tokens = sum(w.weight * min(w.reply_tokens, w.reply_max) for w in scenario.mix) / total
+    least, most = POLICY_REQUESTS
+    return min(max(least, round(POLICY_TOKENS / tokens)), most)
 
 
 def regressed(points: Iterable[tuple[float, float, float]], at: float) -> float:
