@@ -438,6 +438,8 @@ class RequestPacer:
 
         Where replies are too short for both halves, beside a request before it.
         """
+        if not plain and not self._whole_steps:
+            return []
         found = [
             cost_pair(
                 n_drafted,
