@@ -36,6 +36,7 @@ WHOLE_REQUEST_TOKENS = 1 << 30  # longer than any reply, so that the plan is ask
 
 DROPPED_STEPS = 3  # before drafts that follow the prefill: caches are cold, buffers are new
 SETTLE_STEPS = 8  # plain steps after prefill or rounds that are slower than the rest, up to 10 %
+LAST_STEPS = 1  # of a stretch: nothing was built beside it, as it was in the first one
 SHORT_REPLY_TOKENS = 64  # below this typical length pairs are half as long, so that some fit
 OPTIMISM = 0.06  # share by which a depth that was never timed may be cheaper than the curve says
 EXIT_LOSS = (3.0, 8.0)  # ps a request may lose in its trial before it is let go: in between …
@@ -423,7 +424,8 @@ class RequestPacer:
             if stretch.purpose == "baseline":
                 is_settled = before is not None and before.purpose == "baseline"
                 n_dropped = 1 if is_settled else 0 if self.course.whole else SETTLE_STEPS
-                plain[stretch.pair] = times_of(stretch.rounds[n_dropped:])
+                steps = stretch.rounds[n_dropped : None if self.course.whole else -LAST_STEPS]
+                plain[stretch.pair] = times_of(steps)
             elif stretch.purpose in ("trial", "draft"):
                 for round in stretch.rounds:
                     if round is not last or round.drafted == round.depth:
@@ -500,7 +502,7 @@ def pair_tokens(reply_tokens: float) -> int:
 
 def settled_steps(steps: Sequence[Round]) -> Sequence[Round]:
     """Those that the rounds or the prefill before them slow no more; of a few, the later half."""
-    return steps[min(SETTLE_STEPS, len(steps) // 2) :]
+    return steps[min(SETTLE_STEPS, len(steps) // 2) : -LAST_STEPS] or steps
 
 
 def times_of(rounds: Sequence[Round]) -> list[float]:

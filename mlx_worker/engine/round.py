@@ -12,7 +12,7 @@ A round at depth k:
 """
 
 import math
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -166,24 +166,17 @@ def queues_ahead() -> bool:
     """Whether giving the device the next step leaves the reading of this one undisturbed.
 
     On a GPU it does. The CPU backend takes a step in only when it is nearly through with it, so
-    this one would be read a whole step late, and a reply that ends here would have waited for a
-    step that it never needed. See docs/LOG.md, 2026-11-30.
+    this one would be handed over a whole step late. See docs/LOG.md, 2026-11-30.
     """
     return mx.default_device() != mx.Device(mx.cpu)
 
 
 def plain_steps(
-    target: Target,
-    timelines: Timelines,
-    sampler: Sampler,
-    cursor: Cursor,
-    n_steps: int,
-    last_ids: Collection[int] = (),
+    target: Target, timelines: Timelines, sampler: Sampler, cursor: Cursor, n_steps: int
 ) -> Generator[Chosen, None, None]:
     """Plain decoding, pipelined: the next step is built, and on a GPU started, before this is read.
 
-    last_ids  ids after which the CPU backend starts no further step
-
+    On the CPU backend it is started once the caller asks on, who closes this where a reply ends.
     After the last of n_steps nothing is built. Closed early, one step may be left in the timelines
     for `settle` to rewind.
     """
@@ -197,10 +190,9 @@ def plain_steps(
             following = _plain_step(target, timelines, sampler, token, state, cursor.position + i)
             if ahead:
                 following.start()
-        chosen = current.read()
-        if not is_last and not ahead and chosen.ids[0] not in last_ids:
+        yield current.read()
+        if not is_last and not ahead:
             following.start()
-        yield chosen
 
 
 def _plain_step(

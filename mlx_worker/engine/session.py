@@ -142,10 +142,7 @@ class Session:
     ) -> Generator[Event, None, tuple[Cursor, Plan | None]]:
         """A pipelined plain segment of up to plan.tokens ids; returns what follows it."""
         n_steps = min(max(1, plan.tokens), self._request.max_tokens - self._n_ids)
-        last_ids = () if self._request.ignore_eos else self._pair.eos_ids
-        steps = rounds.plain_steps(
-            self._target, self.timelines, self._sampler, cursor, n_steps, last_ids
-        )
+        steps = rounds.plain_steps(self._target, self.timelines, self._sampler, cursor, n_steps)
         bonus, kept, ids = cursor.bonus, None, []
         for chosen in steps:
             n_context = len(self.timelines.committed)

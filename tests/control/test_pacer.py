@@ -375,6 +375,16 @@ def test_trials_stop_when_they_have_used_up_what_they_may_cost():
     assert controller.status.why == words.WHY_WAITING
 
 
+@EITHER
+@pytest.mark.parametrize("n_requests", [4, 8])
+def test_one_request_on_a_busy_machine_decides_nothing(seed: int, n_requests: int):
+    """Its costs, more than half as much again, would price all requests before it."""
+    controller = new(lambda _: 1.5, seed=seed, depths=[3])
+    for n_tokens, cost in [*[(120, 1.5)] * n_requests, (60, 1.6 * 1.5)]:
+        serve(controller, n_tokens, right=lambda n: n % 3 != 0, cost=lambda _, cost=cost: cost)
+        assert controller.memory.phase == "measuring"
+
+
 def test_a_lone_request_is_not_enough_for_off_either():
     """Though it used up what trials may cost: it may be anything but representative."""
     controller = new(dear)

@@ -8,7 +8,7 @@ from itertools import islice, pairwise, product
 import mlx.core as mx
 import pytest
 
-from mlx_worker.engine.round import Chosen
+from mlx_worker.engine.round import Chosen, Pending
 from mlx_worker.engine.session import Session
 from mlx_worker.engine.target import Target
 from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
@@ -457,3 +457,20 @@ def test_the_pacer_is_told_of_the_end_even_when_the_caches_fail(monkeypatch: pyt
     with pytest.raises(RuntimeError):
         events.close()
     assert pacer.n_ends == 1
+
+
+def test_an_id_is_handed_over_before_the_cpu_begins_the_next_step(monkeypatch: pytest.MonkeyPatch):
+    """It takes a step in only when it is nearly through, so the id would come a whole step late."""
+    started = 0
+    start = Pending.start
+
+    def counted(pending: Pending) -> Pending:
+        nonlocal started
+        started += 1
+        return start(pending)
+
+    monkeypatch.setattr(Pending, "start", counted)
+    request = GenerationRequest(tuple(PROMPT), 9, ignore_eos=True)
+    texts = [started for event in Session(tiny_pair(), request).events() if type(event) is Text]
+    assert mx.default_device() == mx.Device(mx.cpu)
+    assert texts == list(range(1, 10))
