@@ -142,9 +142,9 @@ def test_on_shows_what_bench_measures_of_the_same_policy():
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_long_fixed_depth_is_off_with_the_reference_blas():
-    """Nine rows cost about five here, and at this temperature a round doesn't give as many."""
+    """Nine rows cost about six here, and at this temperature a round doesn't give as many."""
     found = bench(
-        "--live", "--requests", "6", "--temperature", "1.2",
+        "--live", "--requests", "6", "--temperature", "2",
         MLX_WORKER_SPECULATION__DEPTH="8",
     )  # fmt: skip
     assert found["status"]["state"] == "off"
@@ -160,7 +160,7 @@ def test_three_in_ten_is_off_at_any_depth(blas: str | None):
         "loaded = load_pair('demo')\n"
         "requests = requests_of(loaded, 40, 96)\n"
         "pair = oracle_pair(loaded, requests, 0.3, charge=True)\n"
-        "controller = Controller(curve=cost_curve(pair))\n"
+        "controller = Controller(curve=cost_curve(loaded))\n"
         "print([controller.status.state for _ in serve(pair, controller, requests)][-1])\n"
     )
     ran = subprocess.run(
@@ -182,10 +182,11 @@ def test_off_costs_nothing():
     controller = Controller(curve=cost_curve(drafted))
     controller.memory.phase = "off"
     controller.memory.retry_tokens = 1 << 30
-    took = {"off": 0.0, "bare": 0.0}
+    took = {"off": 0.0, "bare": 0.0, "again": 0.0}
     for turn in range(3):
         for n, request in enumerate(requests_of(bare, 12, 96)):
-            for name in ("off", "bare") if (n + turn) % 2 else ("bare", "off"):
+            first = (n + turn) % 3
+            for name in [*took][first:] + [*took][:first]:
                 controller.memory.plain_requests = 0
                 paced = controller.await_request(Traffic(len(request.prompt_ids)), 0.0)
                 events = (
@@ -195,4 +196,5 @@ def test_off_costs_nothing():
                 )
                 done = [event for event in events if isinstance(event, Done)][-1]
                 took[name] += done.timing.decode_ms
-    assert took["off"] / took["bare"] < 1.03  # 1 % is asked for; timers here are noisier than that
+    noise = abs(took["again"] / took["bare"] - 1)  # of two arms that are the same
+    assert 2 * took["off"] / (took["bare"] + took["again"]) < 1.01 + 2 * max(noise, 0.01)

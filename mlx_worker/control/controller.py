@@ -383,7 +383,9 @@ class Controller:
         if report.sample.total_rounds:
             memory.samples = [*memory.samples, report.sample][-EVIDENCE:]
             memory.kinds = sorted({*memory.kinds, situation(request.traffic)})
-        if not memory.samples or memory.costs.is_doubtful:
+        if not memory.samples or not memory.costs.pairs:
+            return
+        if memory.costs.is_doubtful and not memory.ledger.is_spent:
             return  # one request on a machine that was busy for a while could price all the others
         policy, fixed = self.policy, self.fixed[0]
         decision = judge(policy, fixed, was_on=memory.was_on, was_off=memory.was_off)

@@ -49,6 +49,7 @@ TOKENS_AHEAD = (32.0, 256.0)  # how long a reply is thought to go on, from how l
 MOVED_COST = 0.15  # share by which rounds moved while On, so that their costs are timed again …
 MOVED_ROUNDS = 8  # … for so many rounds in a row
 KEPT_STEPS = 32  # steps of a plain stretch whose times are kept one by one
+WHOLE_TRIAL_TOKENS = 32  # of a request that is the drafted half, should it be a long one after all
 WHOLE_PAIR = 0  # the pair that a request is half of where replies are too short for both halves
 
 Phase = Literal["measuring", "on", "off"]
@@ -236,7 +237,7 @@ class RequestPacer:
             self._open("baseline", WHOLE_PAIR)
             yield Plan(0, WHOLE_REQUEST_TOKENS)
         elif course.whole == "trial":
-            yield from self._trial(WHOLE_PAIR, WHOLE_REQUEST_TOKENS)
+            yield from self._trial(WHOLE_PAIR, WHOLE_TRIAL_TOKENS)
         elif course.n_pairs and self.mode == "on":
             self._open("baseline")
             yield Plan(0, SETTLE_STEPS + self._pair_tokens)

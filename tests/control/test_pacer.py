@@ -385,6 +385,17 @@ def test_one_request_on_a_busy_machine_decides_nothing(seed: int, n_requests: in
         assert controller.memory.phase == "measuring"
 
 
+def test_a_draft_that_loses_much_is_off_although_few_pairs_fit_into_its_replies():
+    """Requests of a dozen tokens, then long ones; the budget is spent before costs are sure."""
+    controller = new(lambda _: 6.0, depths=[8])
+    n_tokens = [12, 9, 12, 14, 26, 10, 34, *[90] * 8]
+    losses = [
+        loss_of(drafts(serve(controller, n, right=NONE, cost=lambda _: 6.0))) for n in n_tokens
+    ]
+    assert controller.memory.phase == "off"
+    assert max(losses) < 200
+
+
 def test_a_lone_request_is_not_enough_for_off_either():
     """Though it used up what trials may cost: it may be anything but representative."""
     controller = new(dear)
