@@ -453,7 +453,8 @@ Requests = Sequence[tuple[list[int], int]]
 def weighed(requests: Requests, costs: Costs) -> tuple[Evidence, Evidence]:
     """Of the policy and of the depth throughout, as a controller with one depth has them."""
     table, samples = costs.table(0), [sample(*request) for request in requests]
-    policy = weigh(*zip(*[each.tau(table) for each in samples], strict=True), costs.variance)
+    policy_taus, weights = zip(*[each.tau(table) for each in samples], strict=True)
+    policy = weigh(policy_taus, weights, costs.variance)
     priced = [each.tau_at(DEPTH, table) for each in samples]
     taus, depth_weights, noises = zip(*priced, strict=True)
     return policy, weigh(taus, depth_weights, costs.variance, noises)
