@@ -549,10 +549,6 @@ class Sample:
     def total_rounds(self) -> int:
         return sum(self.n_rounds)
 
-    @property
-    def drafted(self) -> int:
-        return sum(map(mul, self.n_rounds, range(MAX_DEPTH + 1)))
-
     def cost(self, costs: Sequence[float]) -> float:
         """ps that the rounds took."""
         return sum(map(mul, self.n_rounds, costs))

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -207,7 +207,6 @@ class RequestPacer:
         self._stopped_at: int | None = None  # trial rounds after which On would have stopped
         self._n_trial_rounds = 0
         self._plans = self._run()
-        self._report: Report | None = None
         self._hear: Callable[[Round], None] = lambda _: None
 
     def plan(self) -> Plan:
@@ -345,14 +344,9 @@ class RequestPacer:
 
     # --- what it showed
 
-    @property
+    @cached_property
     def report(self) -> Report:
         """What it adds; asked once it is over, and the same whenever it is asked again."""
-        if self._report is None:
-            self._report = self._reported()
-        return self._report
-
-    def _reported(self) -> Report:
         stretches = [stretch for stretch in self.stretches if stretch.rounds]
         steps = self._steps(stretches)
         decode = loss = 0.0
