@@ -44,11 +44,11 @@ PAIRED_EVERY = 4  # the policy's own gain, so the others draft as if On, but for
 UNPAIRED_REQUESTS = 3  # in a row that were too short for a pair: then whole requests are compared
 PAIRED_REPLY = 2 * (SETTLE_STEPS + PAIR_TOKENS)  # tokens of a reply that ends that
 TRY_PAIRS = 4  # pairs of a re-try while Off
-BRACKET_REQUESTS = 12  # one request in so many re-times its costs while On …
-BRACKET_SHARE = (
-    0.02  # of all tokens at most are decoded plainly for that: short replies wait longer
+BRACKETS = (  # while On: requests, and ps for each that it costs, until costs are timed again …
+    (12, 100.0),  # … usually: 1 % of decode time
+    (5, 33.0),  # … where rounds have moved
+    (0, 0.0),  # … where pairs contradict each other, or a request lost much
 )
-BRACKET_SOON = 5  # … or in so many, while they are in doubt or have moved
 MAX_LOSS = 50.0  # ps that trials may cost on top of …
 MAX_LOSS_SHARE = 0.005  # … this share of all decode time
 LEANING_Z = 0.5  # standard errors of gain at which the rest of a measured request drafts
@@ -56,7 +56,6 @@ AGAIN_LOSS = 20.0  # ps that measuring again may cost, however much was spent be
 SAVINGS_DROP = (60.0, 250.0)  # ps that savings may fall below their peak while On: in between …
 SAVINGS_SHARE = 0.5  # … this share of a typical reply
 MAX_SAVINGS_LOSS = 1 / 3  # share of it that one request may account for: one is no trend
-AT_ONCE = 1 << 30  # tokens since the costs were timed that let nothing wait
 RECENT = 60  # requests that the figure of On rests on
 LATELY = 30  # requests of those that are asked whether there is still a gain
 EVIDENCE = 400  # requests that a measurement may take in
@@ -107,7 +106,8 @@ class Memory:
     kinds         kinds and contexts of traffic that the last measurement saw
     step_ms       context bucket → the plain step, lately
     verdict_step_ms  the same when the verdict fell
-    bracket_in, unbracketed  requests until costs are timed again, and tokens since they were
+    n_unbracketed, unbracketed  requests, and ps of them, since costs were timed while On
+    haste         how soon they are to be timed again, an index of BRACKETS
     has_hope      the last re-try gained, if not enough
     n_unpaired    requests in a row that should have timed a pair and were too short for one
     whole_steps   context bucket → ms of the plain steps of requests, for the next one's rounds
@@ -128,8 +128,9 @@ class Memory:
     plain_tokens: int = 0
     plain_requests: int = 0
     retry_tokens: int = RETRY_TOKENS[0]
-    bracket_in: int = BRACKET_REQUESTS
-    unbracketed: int = 0
+    n_unbracketed: int = 0
+    unbracketed: float = 0.0
+    haste: int = 0
     was_on: bool = False
     was_off: bool = False
     has_hope: bool = False
@@ -279,7 +280,6 @@ class Controller:
         if memory.phase == "measuring":
             return self._measuring_course(bucket)
         if memory.phase == "on":
-            memory.bracket_in -= 1
             return self._bracket(bucket)
         if not self._retries(traffic):
             return Course()
@@ -308,8 +308,10 @@ class Controller:
     def _bracket(self, bucket: int) -> Course:
         """On: drafts, beside plain steps of its own or of a request before where it is time."""
         memory = self.memory
-        plain = SETTLE_STEPS + pair_tokens(memory.reply_tokens)
-        is_due = memory.bracket_in <= 0 and BRACKET_SHARE * memory.unbracketed >= plain
+        n_requests, times = BRACKETS[memory.haste]
+        gain = 1 - math.exp(-self.policy.theta) if memory.samples else 0.0
+        cost = gain * (SETTLE_STEPS + pair_tokens(memory.reply_tokens))
+        is_due = memory.n_unbracketed + 1 >= n_requests and memory.unbracketed >= times * cost
         if not is_due or (self._is_short and self._has_whole_steps(bucket)):
             return Course(drafts_on=True)
         return Course(whole="plain") if self._is_short else Course(1, drafts_on=True)
@@ -402,13 +404,13 @@ class Controller:
 
     def _conclude_on(self, request: RequestPacer, report: Report, now_s: float) -> None:
         memory, sample, ledger = self.memory, report.sample, self.memory.ledger
-        memory.unbracketed += report.tokens
+        memory.n_unbracketed += 1
+        memory.unbracketed += report.decode
         if report.pairs:  # none where the client left too soon: then the next request times them
-            memory.bracket_in, memory.unbracketed = BRACKET_REQUESTS, 0
+            memory.n_unbracketed, memory.unbracketed, memory.haste = 0, 0.0, 0
         if report.has_moved or memory.costs.is_doubtful:
-            memory.bracket_in = min(memory.bracket_in, BRACKET_SOON)
-            if report.loss > STOP_LOSS:
-                memory.bracket_in, memory.unbracketed = 0, AT_ONCE
+            is_urgent = memory.costs.suspicion or report.loss > STOP_LOSS
+            memory.haste = max(memory.haste, 2 if is_urgent else 1)
         if sample.total_rounds:
             memory.samples = [*memory.samples, sample][-RECENT:]
         # By the costs that pairs showed: the plain step itself was last timed some time ago.
@@ -461,7 +463,7 @@ class Controller:
             memory.ledger.grant(AGAIN_LOSS)
         elif phase == "on":
             memory.samples = memory.samples[-RECENT:]
-            memory.bracket_in, memory.unbracketed = BRACKET_REQUESTS, 0
+            memory.n_unbracketed, memory.unbracketed, memory.haste = 0, 0.0, 0
             memory.retry_tokens = RETRY_TOKENS[0]
             memory.ledger.saved = memory.ledger.peak = 0.0
             memory.was_on = True

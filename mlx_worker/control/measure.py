@@ -41,7 +41,6 @@ PAIR_SPREAD_PRIOR = 4  # pairs' worth of trust in it
 SURE_PAIRS = 8  # pairs from which a cost counts as known
 CHANGED_PAIRS = 0.8  # pairs' worth of a request that may contradict it …
 CHANGED_COST = 0.08  # … by at least this share …
-CLEAR_CHANGE = math.log(1.4)  # as a log; one request that says so is enough
 CHANGED_Z = 2.5  # … and so many standard errors
 DEFAULT_COST_PER_ROW = 0.15  # without a load-time curve; only until the first pairs
 
@@ -159,8 +158,8 @@ class Costs:
     rounds_tail: Tail = field(default_factory=Tail)
     steps_tail: Tail = field(default_factory=Tail)
     stalls: float = 0.0  # log of what rounds lose to the cuts beyond what steps do
-    suspicion: float = 0.0  # by how much the last request's pairs contradicted the ones before
-    n_suspects: int = 0  # how many those were
+    suspects: list[CostPair] = field(default_factory=list[CostPair])
+    suspicion: float = 0.0  # by how much those of the last request contradict the rest
     spread: float = PAIR_SPREAD**2  # relative variance of one pair
     level_variance: float = PAIR_SPREAD**2
 
@@ -189,15 +188,20 @@ class Costs:
         return self.level_variance + (self.rounds_tail.variance if self.stalls else 0.0)
 
     def hear(self, pairs: Sequence[CostPair]) -> None:
-        """Take in one request's pairs. What two in a row contradict alike is forgotten."""
+        """Take in one request's pairs.
+
+        Those that contradict what is known wait for the next request's. If they do so alike, what
+        was known is forgotten; else the machine was only busy for a while, and they are.
+        """
         if not pairs:
             return
         shift = self._contradiction(pairs)
-        if shift * self.suspicion > 0 or abs(shift) > CLEAR_CHANGE:
-            self.pairs = self.pairs[-self.n_suspects :] if self.suspicion * shift > 0 else []
-            shift = 0.0
-        self.suspicion, self.n_suspects = shift, len(pairs)
-        self.pairs = [*self.pairs, *pairs][-PAIR_MEMORY:]
+        if shift and shift * self.suspicion <= 0:
+            self.suspects, self.suspicion = list(pairs), shift
+            return
+        known = self.suspects if shift else self.pairs
+        self.suspects, self.suspicion = [], 0.0
+        self.pairs = [*known, *pairs][-PAIR_MEMORY:]
         self._fit()
 
     @property
@@ -212,7 +216,7 @@ class Costs:
 
     def renew(self, pairs: Sequence[CostPair]) -> None:
         """Forget all pairs but these."""
-        self.pairs = []
+        self.pairs, self.suspects, self.suspicion = [], [], 0.0
         self.hear(pairs)
 
     def _contradiction(self, pairs: Sequence[CostPair]) -> float:

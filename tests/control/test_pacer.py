@@ -13,10 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from mlx_worker.control import status as words
 from mlx_worker.control.controller import (
-    AT_ONCE,
-    BRACKET_REQUESTS,
-    BRACKET_SHARE,
-    BRACKET_SOON,
+    BRACKETS,
     LATELY,
     MAX_LOSS,
     MAX_LOSS_SHARE,
@@ -166,6 +163,29 @@ def on() -> Controller:
         serve(controller)
     assert controller.memory.phase == "on"
     return controller
+
+
+def time_no_costs(controller: Controller) -> None:
+    """The next requests are no brackets: costs count as timed just now."""
+    memory = controller.memory
+    memory.n_unbracketed, memory.unbracketed, memory.haste = 0, 0.0, 0
+
+
+def is_bracket(segments: Sequence[Segment]) -> bool:
+    """Whether it times its costs again while On. Rounds have a plan each, plain steps have one."""
+    return segments[0].plan.depth == 0
+
+
+def plain_share(controller: Controller, n_requests: int, n_tokens: int) -> float:
+    """ps that brackets cost, of all."""
+    lost = total = 0.0
+    for _ in range(n_requests):
+        for segment in serve(controller, n_tokens):
+            spent = math.fsum(round.round_ms for round in segment.rounds) / STEP_MS
+            total += spent
+            if not segment.plan.depth:
+                lost += spent * (1 - math.exp(-controller.policy.theta))
+    return lost / total
 
 
 def off() -> Controller:
@@ -643,7 +663,7 @@ def test_worse_acceptance_lowers_the_next_depth():
 def next_depth(controller: Controller, hits: Sequence[int]) -> int:
     """Of a request whose rounds went so; 0 where it has stopped."""
     controller = copy.deepcopy(controller)
-    controller.memory.bracket_in = BRACKET_REQUESTS
+    time_no_costs(controller)
     request = controller.begin(Traffic(20), 0.0)
     plan = request.plan()
     for n in hits:
@@ -658,7 +678,7 @@ def next_depth(controller: Controller, hits: Sequence[int]) -> int:
 def test_a_request_that_does_not_benefit_is_decoded_plainly_for_longer_and_longer():
     """It comes back after each stretch."""
     controller = mixed()
-    controller.memory.bracket_in = BRACKET_REQUESTS
+    time_no_costs(controller)
     segments = serve(controller, 6000, right=NONE)
     plain = [segment.plan.tokens for segment in segments if not segment.plan.depth]
     least, most = PLAIN_TOKENS
@@ -669,7 +689,7 @@ def test_a_request_that_does_not_benefit_is_decoded_plainly_for_longer_and_longe
 def test_a_request_that_does_not_benefit_loses_little():
     """Before its first plain stretch, and each time that it comes back."""
     controller = mixed()
-    controller.memory.bracket_in = BRACKET_REQUESTS
+    time_no_costs(controller)
     segments = serve(controller, 6000, right=NONE)
     runs = [
         list(g)
@@ -683,7 +703,7 @@ def test_a_request_that_does_not_benefit_loses_little():
 def test_a_request_has_a_few_rounds_before_it_is_parked():
     """What others of its kind were like does not park it before it was heard."""
     controller = mixed()
-    controller.memory.bracket_in = BRACKET_REQUESTS
+    time_no_costs(controller)
     segments = serve(controller, 300, right=NONE)
     assert order(segments).index("P") >= LEAST_ROUNDS
 
@@ -699,7 +719,7 @@ def test_a_request_that_benefits_again_drafts_again():
 def test_a_request_that_stops_benefiting_is_let_go_soon(n_good: int):
     """Its drafts were all right, then none is: a few dozen ps below its peak is enough to see."""
     controller = on()
-    controller.memory.bracket_in = BRACKET_REQUESTS
+    time_no_costs(controller)
     request, n_bad, lost = controller.begin(Traffic(20), 0.0), 0, 0.0
     for n in range(300):
         depth = request.plan().depth
@@ -715,17 +735,15 @@ def test_a_request_that_stops_benefiting_is_let_go_soon(n_good: int):
 def test_while_on_one_request_in_so_many_times_its_costs_again():
     """The baseline is measured again, not remembered for ever."""
     controller = on()
-    timed = [any(s.plan.tokens > 1 for s in serve(controller)) for _ in range(60)]
-    found = [n for n, is_timed in enumerate(timed) if is_timed]
+    found = [n for n in range(60) if is_bracket(serve(controller, 2000))]
     gaps = {after - before for before, after in itertools.pairwise(found)}
-    assert len(found) >= 4
-    assert gaps <= {BRACKET_REQUESTS, BRACKET_REQUESTS + 1}
+    assert gaps == {BRACKETS[0][0]}
 
 
 def test_a_request_that_times_its_costs_again_has_a_plain_stretch_first():
     """Beside which its own rounds are timed, depth by depth."""
     controller = on()
-    controller.memory.bracket_in, controller.memory.unbracketed = 0, AT_ONCE
+    controller.memory.haste = 2
     before = len(controller.memory.costs.pairs)
     segments = serve(controller, LONG_TOKENS)
     assert len(controller.memory.costs.pairs) > before
@@ -736,42 +754,52 @@ def test_a_request_that_times_its_costs_again_has_a_plain_stretch_first():
 def test_a_request_that_is_cancelled_before_its_costs_were_timed_leaves_it_to_the_next():
     """Clients that always leave early must not keep old costs for ever."""
     controller = on()
-    controller.memory.bracket_in, controller.memory.unbracketed = 0, AT_ONCE
+    controller.memory.haste = 2
     serve(controller, 4)
-    assert controller.memory.bracket_in <= 0
-    assert order(serve(controller, LONG_TOKENS))[:2] == "PD"
-    assert controller.memory.bracket_in == BRACKET_REQUESTS
+    assert is_bracket(serve(controller, LONG_TOKENS))
+    assert not is_bracket(serve(controller, LONG_TOKENS))
 
 
-def test_short_replies_have_their_costs_timed_more_seldom():
-    """The plain stretch would be half of a reply: so many of all tokens at most."""
+@pytest.mark.parametrize("n_tokens", [31, 100, 400])
+def test_timing_costs_again_costs_one_percent(n_tokens: int):
+    """Where a lot is gained, a plain stretch loses a lot: it comes more seldom then."""
     controller = on()
-    controller.memory.reply_tokens = 30.0
-    plain = total = 0
-    for _ in range(200):
-        for segment in serve(controller, 31):
-            total += sum(round.accepted + 1 for round in segment.rounds)
-            plain += 0 if segment.plan.depth else len(segment.rounds)
-    assert 0 < plain <= 1.2 * BRACKET_SHARE * total
+    controller.memory.reply_tokens = float(n_tokens)
+    share = plain_share(controller, 300, n_tokens)
+    assert 0 < share <= 1.2 / BRACKETS[0][1]
 
 
 @pytest.mark.parametrize("change", [1 + 2 * MOVED_COST, 1 - 2 * MOVED_COST])
-def test_rounds_that_moved_have_their_costs_timed_again(change: float):
+def test_rounds_that_moved_have_their_costs_timed_again_sooner(change: float):
     """Many in a row took longer, or shorter, than the costs say."""
+    waited: list[int] = []
+    for cost in (cheap, lambda depth: change * cheap(depth)):
+        controller = on()
+        time_no_costs(controller)
+        waited.append(0)
+        while not is_bracket(serve(controller, 2000, cost=cost)):
+            waited[-1] += 1
+    assert waited == [BRACKETS[0][0] - 1, BRACKETS[1][0] - 1]
+
+
+@pytest.mark.parametrize("change", [1.3, 0.8])
+def test_costs_that_are_contradicted_are_timed_again_at_once(change: float):
+    """So that a machine that was busy for a moment is told from one that has changed."""
     controller = on()
-    controller.memory.bracket_in = BRACKET_REQUESTS
+    controller.memory.haste = 2
     serve(controller, cost=lambda depth: change * cheap(depth))
-    timed = [any(segment.plan.tokens > 1 for segment in serve(controller)) for _ in range(7)]
-    assert timed.index(True) == BRACKET_SOON - 1
+    assert controller.memory.costs.suspicion
+    assert is_bracket(serve(controller))
+    assert not controller.memory.costs.suspicion
 
 
 def test_a_few_slow_rounds_are_no_move():
     """Hiccups that come again and again are no reason to measure again."""
     controller = on()
-    controller.memory.bracket_in = BRACKET_REQUESTS
+    time_no_costs(controller)
     serve(controller, pace=lambda n, _: 1.5 if n % MOVED_ROUNDS else 1.0)
-    for _ in range(BRACKET_SOON + 1):
-        assert all(segment.plan.tokens == 1 for segment in serve(controller))
+    for _ in range(BRACKETS[1][0] + 1):
+        assert not is_bracket(serve(controller))
 
 
 def test_drafts_that_no_longer_save_are_measured_again():
