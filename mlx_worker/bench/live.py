@@ -140,6 +140,9 @@ class Comparison:
 
     estimate      its speed-up against plain decoding, with the 90 % interval
     hindsight     its speed over that of the best fixed depth of each workload, chosen afterwards
+                  from the same replies: luck chooses too, so this is too low
+    held_out      the same where each reply's depth is chosen by the others of its workload: luck
+                  chooses wrong at times, so this is too high; None with one reply of a workload
     by_workload   its speed over plain decoding's, each workload's tokens over their time
     best_depths   workload → the fixed depth that was fastest, 0 is plain
     """
@@ -148,6 +151,7 @@ class Comparison:
     settle_requests: int
     estimate: Estimate | None
     hindsight: float | None
+    held_out: float | None
     by_workload: Mapping[str, float]
     best_depths: Mapping[str, int]
     overhead: float | None
@@ -162,7 +166,7 @@ def compare(automatic: Automatic, settle_requests: int, served: Sequence[Served]
     ratios = [ratios[AUTO] for ratios in ratios_by_prompt(served, [AUTO])]
     by_workload: dict[str, float] = {}
     best_depths: dict[str, int] = {}
-    best_ms = auto_ms = 0.0
+    best_ms = held_out_ms = auto_ms = 0.0
     for name in names([one.request.prompt for one in served]):
         mine = [one for one in served if one.request.prompt.workload == name]
         times = {arm: decode_ms(mine, arm) for arm in mine[0].replies}
@@ -170,6 +174,7 @@ def compare(automatic: Automatic, settle_requests: int, served: Sequence[Served]
         best = min(fixed, key=lambda arm: fixed[arm])
         best_depths[name] = best.depth
         best_ms += fixed[best]
+        held_out_ms += chosen_by_others_ms(mine, fixed)
         auto_ms += times[AUTO]
         if times[AUTO] > 0:
             by_workload[name] = times[OFF] / times[AUTO]
@@ -178,10 +183,22 @@ def compare(automatic: Automatic, settle_requests: int, served: Sequence[Served]
         settle_requests=settle_requests,
         estimate=estimate_speedup(ratios) if ratios else None,
         hindsight=best_ms / auto_ms if auto_ms > 0 else None,
+        held_out=held_out_ms / auto_ms if auto_ms > 0 and held_out_ms < math.inf else None,
         by_workload=by_workload,
         best_depths=best_depths,
         overhead=automatic.overhead,
     )
+
+
+def chosen_by_others_ms(served: Sequence[Served], total_ms: Mapping[Arm, float]) -> float:
+    """Decode time in which each reply has the arm that was fastest on the others together."""
+    if len(served) < 2:
+        return math.inf
+    took_ms = 0.0
+    for one in served:
+        own = {arm: one.replies[arm].timing.decode_ms for arm in total_ms}
+        took_ms += own[min(own, key=lambda arm: total_ms[arm] - own[arm])]
+    return took_ms
 
 
 def decode_ms(served: Sequence[Served], arm: Arm) -> float:

@@ -107,6 +107,9 @@ def print_automatic(out: Console, found: Comparison) -> None:
         depths = ", ".join(f"{name} {depth}" for name, depth in found.best_depths.items())
         share = number(found.hindsight, 2)
         out.print(f"  {share} of the best fixed depths in hindsight ({depths})", soft_wrap=True)
+    if found.held_out is not None:
+        share = number(found.held_out, 2)
+        out.print(f"  {share} of those that a workload's other replies would choose")
     if found.slowest:
         name, ratio = found.slowest
         out.print(f"  least gain on {name}: {number(ratio, 2)} times plain decoding's speed")
@@ -365,6 +368,7 @@ def automatic_json(found: Comparison) -> dict[str, Any]:
         "low": estimate.low if estimate else None,
         "high": estimate.high if estimate else None,
         "of_best_in_hindsight": found.hindsight,
+        "of_best_held_out": found.held_out,
         "best_depths": dict(found.best_depths),
         "over_plain": dict(found.by_workload),
         "controller_share": found.overhead,

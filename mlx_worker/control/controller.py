@@ -21,6 +21,7 @@ from mlx_worker.control.measure import (
     PAIR_TOKENS,
     Costs,
     Levels,
+    Priced,
     Sample,
     bucket_of,
 )
@@ -195,7 +196,7 @@ class Controller:
         self._on_concluded = on_concluded
         self.memory = Memory(costs=Costs(curve=dict(curve or {})))
         self._active: list[RequestPacer] = []
-        self._taus: list[tuple[float, float]] | None = None  # of the samples, with their weights
+        self._priced = Priced()
         self._policy: Evidence | None = None
         self._fixed: tuple[Evidence, int] | None = None
         if forced:
@@ -233,23 +234,29 @@ class Controller:
     @property
     def policy(self) -> Evidence:
         """Evidence on drafting as it runs: depth by request, exits included. Needs a sample."""
+        priced = self.priced
         if self._policy is None:
-            self._policy = self.weighed(len(self.memory.samples))
+            self._policy = weigh(priced.taus, priced.weights, self.memory.costs.variance)
         return self._policy
 
     def weighed(self, n: int) -> Evidence:
         """Evidence of the last n samples on drafting as it ran."""
-        if self._taus is None:
-            tables = self.tables()
-            self._taus = [sample.tau(tables[sample.bucket]) for sample in self.memory.samples]
-        taus, weights = zip(*self._taus[-n:], strict=True)
-        return weigh(taus, weights, self.memory.costs.variance)
+        priced = self.priced
+        return weigh(priced.taus[-n:], priced.weights[-n:], self.memory.costs.variance)
+
+    @property
+    def priced(self) -> Priced:
+        """The samples at the costs as they are now."""
+        if self._priced.take_in(self.memory.samples, self.tables()):
+            self._policy = self._fixed = None
+        return self._priced
 
     @property
     def fixed(self) -> tuple[Evidence, int]:
         """Evidence on the best fixed depth that half of the samples ran at, and that depth."""
+        tables = self.priced.tables
         if self._fixed is None:
-            candidates = [(self._at(depth), -depth) for depth in self.depths]
+            candidates = [(self._at(depth, tables), -depth) for depth in self.depths]
             priced = [(found.theta, depth, found) for found, depth in candidates if found]
             if priced:
                 _, depth, found = max(priced, key=lambda one: one[:2])
@@ -258,17 +265,13 @@ class Controller:
                 self._fixed = self.policy, self.depths[0]
         return self._fixed
 
-    def _at(self, depth: int) -> Evidence | None:
-        memory, tables = self.memory, self.tables()
-        samples = memory.samples
+    def _at(self, depth: int, tables: Sequence[Sequence[float]]) -> Evidence | None:
+        samples = self.memory.samples
         if 2 * sum(sample.deepest >= depth for sample in samples) < len(samples):
             return None
         priced = [sample.tau_at(depth, tables[sample.bucket]) for sample in samples]
         taus, weights, noises = zip(*priced, strict=True)
-        return weigh(taus, weights, memory.costs.variance, noises)
-
-    def _forget_prices(self) -> None:
-        self._taus = self._policy = self._fixed = None
+        return weigh(taus, weights, self.memory.costs.variance, noises)
 
     # --- one request
 
@@ -307,14 +310,18 @@ class Controller:
 
     def _bracket(self, bucket: int) -> Course:
         """On: drafts, beside plain steps of its own or of a request before where it is time."""
-        memory = self.memory
-        n_requests, times = BRACKETS[memory.haste]
-        gain = 1 - math.exp(-self.policy.theta) if memory.samples else 0.0
-        cost = gain * (SETTLE_STEPS + pair_tokens(memory.reply_tokens))
-        is_due = memory.n_unbracketed + 1 >= n_requests and memory.unbracketed >= times * cost
-        if not is_due or (self._is_short and self._has_whole_steps(bucket)):
+        if not self._is_bracket_due() or (self._is_short and self._has_whole_steps(bucket)):
             return Course(drafts_on=True)
         return Course(whole="plain") if self._is_short else Course(1, drafts_on=True)
+
+    def _is_bracket_due(self) -> bool:
+        memory = self.memory
+        n_requests, times = BRACKETS[memory.haste]
+        if memory.n_unbracketed + 1 < n_requests:
+            return False
+        gain = 1 - math.exp(-self.policy.theta) if memory.samples else 0.0
+        cost = gain * (SETTLE_STEPS + pair_tokens(memory.reply_tokens))
+        return memory.unbracketed >= times * cost
 
     def _retries(self, traffic: Traffic) -> bool:
         """Off: whether this request tries drafting again; too seldom to need the ledger's leave."""
@@ -343,7 +350,6 @@ class Controller:
     def _take_in(self, request: RequestPacer, now_s: float) -> None:
         memory = self.memory
         report = request.report
-        self._forget_prices()
         memory.ledger.decode += report.decode
         memory.reply_tokens += (1 - LENGTH_FADE) * (report.tokens - memory.reply_tokens)
         memory.plain_tokens += report.plain_tokens
@@ -427,12 +433,13 @@ class Controller:
 
     def _is_doubtful(self) -> bool:
         """On: whether the gain is gone, from what the figure shows or from the last requests."""
+        policy = self.policy
+        if whole_percent(math.expm1(policy.theta)) < 1 or policy.likelihood_ratio <= DOUBT:
+            return True
+        if self.priced.taus[-1] <= 1:
+            return False  # a request that gained is no new reason
         lately = self.weighed(LATELY)
-        return (
-            whole_percent(math.expm1(self.policy.theta)) < 1
-            or (lately.n >= LATELY and lately.theta <= 0)
-            or min(lately.likelihood_ratio, self.policy.likelihood_ratio) <= DOUBT
-        )
+        return (lately.n >= LATELY and lately.theta <= 0) or lately.likelihood_ratio <= DOUBT
 
     def _conclude_off(self, request: RequestPacer, report: Report, now_s: float) -> None:
         memory = self.memory
@@ -469,7 +476,6 @@ class Controller:
             memory.was_on = True
         else:
             memory.was_off = True
-        self._forget_prices()
 
     def tables(self) -> list[list[float]]:
         """Context bucket → costs by depth."""

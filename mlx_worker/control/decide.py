@@ -109,9 +109,10 @@ def weigh(
     """
     assert taus, "no requests"
     total = math.fsum(weights)
-    mean = math.fsum(map(mul, taus, weights)) / total
+    weighted = list(map(mul, taus, weights))
+    mean = math.fsum(weighted) / total
     n_effective = total * total / math.fsum(map(mul, weights, weights))
-    squares = math.fsum(w * (tau / mean - 1) ** 2 for tau, w in zip(taus, weights, strict=True))
+    squares = max(0.0, math.fsum(map(mul, weighted, taus)) / (mean * mean) - total)
     squares *= n_effective / total  # as many squares as there are effective requests
     spread = (SPREAD_PRIOR * SPREAD**2 + squares) / (SPREAD_PRIOR + n_effective - 1)
     variance = spread / n_effective + cost_variance

@@ -522,11 +522,7 @@ class Sample:
     squares_at: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
     bucket: int = 0
 
-    def __post_init__(self) -> None:
-        self._priced: tuple[Sequence[float] | None, tuple[float, float]] = (None, (0.0, 0.0))
-
     def hear(self, drafted: int, accepted: int) -> None:
-        self._priced = None, (0.0, 0.0)
         self.n_rounds[drafted] += 1
         self.tokens += accepted + 1
 
@@ -558,15 +554,9 @@ class Sample:
         return sum(map(mul, self.n_rounds, costs))
 
     def tau(self, costs: Sequence[float]) -> tuple[float, float]:
-        """ps a token of drafting as it ran, plain stretches after a stop included; and its weight.
-
-        Remembered, as a table of costs is never changed.
-        """
-        if self._priced[0] is not costs:
-            spent = self.cost(costs) + self.plain_tokens
-            tokens = self.tokens + self.plain_tokens
-            self._priced = costs, (spent / tokens, _weight(tokens))
-        return self._priced[1]
+        """ps a token of drafting as it ran, plain stretches after a stop included; and weight."""
+        tokens = self.tokens + self.plain_tokens
+        return (self.cost(costs) + self.plain_tokens) / tokens, _weight(tokens)
 
     def tau_at(self, depth: int, costs: Sequence[float]) -> tuple[float, float, float]:
         """ps a token at one depth throughout, as its rounds tell; weight; relative variance."""
@@ -574,6 +564,61 @@ class Sample:
         spent = self.empty_at * costs[0] + (rounds - self.empty_at) * costs[depth]
         noise = _ratio_variance(rounds, tokens, self.squares_at[depth])
         return spent / tokens, _weight(tokens), noise
+
+
+class Priced:
+    """Samples at today's costs, kept up to date at the price of what is new among them.
+
+    tables         context bucket → costs by drafted ids
+    taus, weights  of each sample
+    n_rounds       [bucket][drafted] of all samples; tokens, plain_tokens likewise
+    """
+
+    def __init__(self) -> None:
+        self._samples: list[Sample] = []
+        self.tables: list[list[float]] = []
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.taus: list[float] = []
+        self.weights: list[float] = []
+        self.n_rounds = [[0] * (MAX_DEPTH + 1) for _ in range(len(BUCKETS) + 1)]
+        self.tokens = self.plain_tokens = 0
+
+    def take_in(self, samples: list[Sample], tables: list[list[float]]) -> bool:
+        """Whether anything has changed. Neither list nor what is in it may be changed later."""
+        before = self._samples
+        if samples is before and tables == self.tables:
+            return False
+        n_known = len(samples) - 1  # most often one has come, and the oldest may have gone
+        n_gone = len(before) - n_known
+        if n_gone < 0 or tables != self.tables or before[n_gone:] != samples[:-1]:
+            self._start_over()
+            before, n_known, n_gone = [], 0, 0
+        self._samples, self.tables = samples, tables
+        del self.taus[:n_gone], self.weights[:n_gone]
+        for sample in before[:n_gone]:
+            self._count(sample, -1)
+        for sample in samples[n_known:]:
+            tau, weight = sample.tau(tables[sample.bucket])
+            self.taus.append(tau)
+            self.weights.append(weight)
+            self._count(sample, 1)
+        return True
+
+    def _count(self, sample: Sample, sign: int) -> None:
+        counts = self.n_rounds[sample.bucket]
+        for drafted, n in enumerate(sample.n_rounds):
+            counts[drafted] += sign * n
+        self.tokens += sign * sample.tokens
+        self.plain_tokens += sign * sample.plain_tokens
+
+    @property
+    def cost(self) -> float:
+        """ps that all rounds took."""
+        return math.fsum(
+            sum(map(mul, own, costs)) for own, costs in zip(self.n_rounds, self.tables, strict=True)
+        )
 
 
 def _weight(tokens: float) -> float:

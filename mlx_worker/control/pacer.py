@@ -44,6 +44,7 @@ EXIT_SHARE = 0.04  # … this share of a typical reply
 PLAIN_TOKENS = (96, 768)  # a request that doesn't benefit: plain for so long, doubling up to
 STOP_LOSS = 16.0  # ps that one request's savings may fall below their peak, whatever is hoped for
 CLOCK_DOUBT = 1.5  # by so much more where the clock says so
+FOLLOWED_ROUNDS = 3  # of a stretch, each of which may change the depth; then every second one
 LEAST_ROUNDS = 2  # rounds before a request may stop drafting: the prior alone never parks it
 TOKENS_AHEAD = (32.0, 256.0)  # how long a reply is thought to go on, from how long they were
 MOVED_COST = 0.15  # share by which rounds moved while On, so that their costs are timed again …
@@ -307,13 +308,16 @@ class RequestPacer:
         n_least = LEAST_ROUNDS
         while True:
             rounds = self._open("draft")
-            account = Account(self.costs, step_ms)
+            account, n_heard = Account(self.costs, step_ms), 0
             depth, value = level.best_depth(costs, depths)
             while len(rounds) < n_least or self._pays(depth, value):
                 yield PLANS[depth]
-                last = rounds[-1]
-                self._learn(last)
-                if account.has_fallen(last):
+                if len(rounds) > FOLLOWED_ROUNDS:
+                    yield PLANS[depth]
+                heard, n_heard = rounds[n_heard:], len(rounds)
+                for round in heard:
+                    self._learn(round)
+                if any([account.has_fallen(round) for round in heard]):
                     break
                 depth, value = level.best_depth(costs, depths)
             self.n_stops += 1
@@ -454,7 +458,8 @@ class RequestPacer:
         Trials cover half of a measured reply, and the end falls into one as often.
         """
         sample = Sample(bucket=self.bucket)
-        beyond = lru_cache(maxsize=None)(self.level.beyond)
+        is_on = self.mode == "on"  # a fixed depth is no question there
+        beyond = self.level.beyond if is_on else lru_cache(maxsize=None)(self.level.beyond)
         n_trial = 0
         for stretch in stretches:
             is_trial = stretch.purpose == "trial"
@@ -462,7 +467,7 @@ class RequestPacer:
                 continue
             for round in stretch.rounds:
                 n_trial += is_trial
-                if self.mode != "on":  # a fixed depth is no question there
+                if not is_on:
                     sample.hear_at_every_depth(round.depth, round.drafted, round.accepted, beyond)
                 if not (is_trial and self._stopped_at is not None and n_trial > self._stopped_at):
                     sample.hear(round.drafted, round.accepted)

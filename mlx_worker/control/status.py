@@ -7,7 +7,7 @@ precedence to records.py, which the gateway shares. Pure; any thread.
 from __future__ import annotations
 
 import math
-from operator import add, mul
+from operator import mul
 from typing import TYPE_CHECKING
 
 from mlx_worker.control.decide import Evidence
@@ -55,15 +55,9 @@ def status_of(controller: Controller) -> Status:
     is_off = memory.phase == "off"
     shown = controller.fixed[0] if is_off else controller.policy
     estimate = shown.estimate
-    samples = memory.samples
-    n_rounds, cost = [0] * (MAX_DEPTH + 1), 0.0
-    for bucket, table in enumerate(controller.tables()):
-        own = [sample.n_rounds for sample in samples if sample.bucket == bucket]
-        counts = [sum(column) for column in zip(*own, strict=True)] if own else n_rounds[:0]
-        n_rounds = list(map(add, n_rounds, counts)) if own else n_rounds
-        cost += sum(map(mul, counts, table))
+    priced = controller.priced
+    n_rounds = [sum(counts) for counts in zip(*priced.n_rounds, strict=True)]
     total, drafted = sum(n_rounds), sum(map(mul, n_rounds, range(MAX_DEPTH + 1)))
-    tokens = sum(sample.tokens for sample in samples)
     why = memory.why or WHY_MEASURING
     if memory.phase == "measuring" and ledger.is_spent:
         why = WHY_WAITING
@@ -73,12 +67,12 @@ def status_of(controller: Controller) -> Status:
         low=estimate.low,
         high=estimate.high,
         depth=controller.fixed[1] if is_off else max(DEPTHS, key=lambda depth: n_rounds[depth]),
-        acceptance=(tokens - total) / drafted if drafted else None,
-        tokens_per_round=tokens / total,
-        cost=cost / total,
+        acceptance=(priced.tokens - total) / drafted if drafted else None,
+        tokens_per_round=priced.tokens / total,
+        cost=priced.cost / total,
         spread=shown.measured_spread,
-        requests=len(samples),
-        tokens=tokens + sum(sample.plain_tokens for sample in samples),
+        requests=len(memory.samples),
+        tokens=priced.tokens + priced.plain_tokens,
         loss=loss,
         loss_share=share,
         since_s=memory.since_s,

@@ -102,6 +102,25 @@ def test_a_course_replays_from_a_head_in_its_middle():
     assert is_replayed(lines[starts[1] :])
 
 
+def test_a_course_replays_from_a_head_written_while_costs_are_in_doubt():
+    """The pairs that wait for the next request's are part of what a controller knows."""
+    lines: list[dict[str, Any]] = []
+
+    def hear(request: RequestPacer) -> None:
+        lines.append(request_line(controller, request))
+        if controller.memory.costs.suspects and len(lines) > 20 and controller.is_idle:
+            lines.append(head(controller, {}, 0.0))
+
+    seed = eventful_course()[0]
+    controller = Controller(curve=curve(seed), seed=seed, on_concluded=hear)
+    serve(70, controller, seed=seed, **EVENTS)
+    lines = plain(lines)
+    starts = [n for n, line in enumerate(lines) if line["kind"] == "head"]
+    assert starts
+    for start, stop in pairwise([*starts, len(lines)]):
+        assert is_replayed(lines[start:stop])
+
+
 def test_a_forced_controller_replays():
     """It drafts whatever it sees, from its head on."""
     controller, lines = logged(depths=(2, 3), forced="on")

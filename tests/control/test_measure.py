@@ -24,6 +24,7 @@ from mlx_worker.control.measure import (
     Costs,
     Levels,
     LevelTable,
+    Priced,
     RequestLevel,
     Sample,
     bucket_of,
@@ -728,3 +729,40 @@ def test_the_variance_of_tau_is_what_it_scatters_by():
     told = mean(variance for _, _, variance in found)
     centre = mean(taus)
     assert told == pytest.approx(mean((tau / centre - 1) ** 2 for tau in taus), rel=0.15)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "add", "costs", "forget", "replace"]),
+        st.integers(1, MAX_DEPTH),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@repeatable
+@given(steps=steps)
+def test_samples_priced_one_by_one_are_priced_as_all_at_once(steps: list[tuple[str, int, int]]):
+    """Whatever comes: a sample more, the oldest gone, other costs, a new measurement."""
+    most, kept, samples = 5, Priced(), list[Sample]()
+    tables = [COSTS, COSTS, COSTS]
+    for what, n, bucket in steps:
+        one = sample_of([(n, n // 2)] * n, plain_tokens=bucket)
+        one.bucket = bucket
+        match what:
+            case "add":
+                samples = [*samples, one][-most:]
+            case "costs":
+                tables = [*tables[:bucket], [n * cost for cost in COSTS], *tables[bucket + 1 :]]
+            case "forget":
+                samples = []
+            case _:
+                samples = [one] * n
+        assert kept.take_in(samples, tables) or what == "costs" or not samples
+        at_once = Priced()
+        at_once.take_in(samples, tables)
+        assert vars(kept) == vars(at_once)
+        assert not kept.take_in(samples, tables)
+        assert kept.cost == pytest.approx(sum(s.cost(tables[s.bucket]) for s in samples))

@@ -34,6 +34,7 @@ from mlx_worker.control.measure import BUCKETS, GAP_STEPS, PAIR_TOKENS, CostPair
 from mlx_worker.control.pacer import (
     DROPPED_STEPS,
     EXIT_LOSS,
+    FOLLOWED_ROUNDS,
     LEAST_ROUNDS,
     MOVED_COST,
     MOVED_ROUNDS,
@@ -624,6 +625,23 @@ def test_while_on_every_round_has_its_own_plan():
     segments = serve(on())
     assert {segment.plan.tokens for segment in segments} == {1}
     assert order(segments) == "D" * len(segments)
+
+
+@pytest.mark.parametrize(
+    ("n", "may_change"),
+    [(1, True), (FOLLOWED_ROUNDS, True), (FOLLOWED_ROUNDS + 1, False), (FOLLOWED_ROUNDS + 2, True)],
+)
+def test_each_of_the_first_rounds_may_change_the_depth_then_every_second_one(
+    n: int, may_change: bool
+):
+    """Deciding has a price as well, and a reply of many rounds has shown what it is like."""
+    controller = mixed()
+    before = itertools.product([1, 2, ALL], repeat=min(n - 1, 4))
+    changed = [
+        next_depth(controller, [*hits, 0]) != next_depth(controller, [*hits, ALL])
+        for hits in before
+    ]
+    assert any(changed) == may_change
 
 
 def mixed() -> Controller:
