@@ -9,6 +9,7 @@ record that any may read.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -41,15 +42,17 @@ from mlx_worker.records import MAX_DEPTH, Plan, Round, Status, Traffic, whole_pe
 
 MAX_PAIRS = 8  # pairs a request; more of one request would be one opinion asked twice
 PAIRED_REQUESTS = 8  # requests of a measurement in pairs; if that didn't decide, what is close is
-PAIRED_EVERY = 4  # the policy's own gain, so the others draft as if On, but for one in so many
+PAIRED_EVERY = 4  # the policy's own gain, so all but one in so many draft as if On
 UNPAIRED_REQUESTS = 3  # in a row that were too short for a pair: then whole requests are compared
 PAIRED_REPLY = 2 * (SETTLE_STEPS + PAIR_TOKENS)  # tokens of a reply that ends that
 TRY_PAIRS = 4  # pairs of a re-try while Off
 BRACKETS = (  # while On: requests, and ps for each that it costs, until costs are timed again …
     (12, 100.0),  # … usually: 1 % of decode time
     (5, 33.0),  # … where rounds have moved
-    (0, 0.0),  # … where pairs contradict each other, or a request lost much
+    (0, 0.0),  # … where pairs contradict each other, or requests took far longer than they should
 )
+BRACKET_DRAWN = 2  # of those that are due, one in so many
+OVERRUN_SHARE = 0.1  # of decode time since costs were timed: beyond it and STOP_LOSS that is far
 MAX_LOSS = 50.0  # ps that trials may cost on top of …
 MAX_LOSS_SHARE = 0.005  # … this share of all decode time
 LEANING_Z = 0.5  # standard errors of gain at which the rest of a measured request drafts
@@ -108,6 +111,7 @@ class Memory:
     step_ms       context bucket → the plain step, lately
     verdict_step_ms  the same when the verdict fell
     n_unbracketed, unbracketed  requests, and ps of them, since costs were timed while On
+    overrun       ps that their rounds took beyond what costs say
     haste         how soon they are to be timed again, an index of BRACKETS
     has_hope      the last re-try gained, if not enough
     n_unpaired    requests in a row that should have timed a pair and were too short for one
@@ -131,12 +135,17 @@ class Memory:
     retry_tokens: int = RETRY_TOKENS[0]
     n_unbracketed: int = 0
     unbracketed: float = 0.0
+    overrun: float = 0.0
     haste: int = 0
     was_on: bool = False
     was_off: bool = False
     has_hope: bool = False
     n_unpaired: int = 0
     whole_steps: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+
+    def time_costs_later(self) -> None:
+        """They were timed, or couldn't be: not before it is time again."""
+        self.n_unbracketed, self.unbracketed, self.overrun, self.haste = 0, 0.0, 0.0, 0
 
 
 class AwaitedPacer:
@@ -197,6 +206,7 @@ class Controller:
         self.memory = Memory(costs=Costs(curve=dict(curve or {})))
         self._active: list[RequestPacer] = []
         self._priced = Priced()
+        self._variance = 0.0  # of the costs, in what follows
         self._policy: Evidence | None = None
         self._fixed: tuple[Evidence, int] | None = None
         if forced:
@@ -247,8 +257,11 @@ class Controller:
     @property
     def priced(self) -> Priced:
         """The samples at the costs as they are now."""
-        if self._priced.take_in(self.memory.samples, self.tables()):
+        memory = self.memory
+        is_new = self._priced.take_in(memory.samples, self.tables())
+        if is_new or memory.costs.variance != self._variance:
             self._policy = self._fixed = None
+            self._variance = memory.costs.variance
         return self._priced
 
     @property
@@ -302,7 +315,7 @@ class Controller:
         if memory.ledger.is_spent and n_samples >= MIN_BIG_LOOKS:
             return Course(drafts_on=self.is_leaning and bool(memory.costs.pairs))
         is_known = memory.costs.is_sure and n_samples >= PAIRED_REQUESTS
-        if is_known and n_samples % PAIRED_EVERY:
+        if is_known and not self._is_drawn(PAIRED_EVERY):
             return Course(drafts_on=True)
         if self._is_short:
             return Course(whole="trial" if self._has_whole_steps(bucket) else "plain")
@@ -319,9 +332,15 @@ class Controller:
         n_requests, times = BRACKETS[memory.haste]
         if memory.n_unbracketed + 1 < n_requests:
             return False
+        if not memory.costs.suspicion and not self._is_drawn(BRACKET_DRAWN):
+            return False
         gain = 1 - math.exp(-self.policy.theta) if memory.samples else 0.0
         cost = gain * (SETTLE_STEPS + pair_tokens(memory.reply_tokens))
         return memory.unbracketed >= times * cost
+
+    def _is_drawn(self, every: int) -> bool:
+        """One request in so many, at random: of traffic that alternates, no kind is left out."""
+        return random.Random(f"{self.seed}:{self.memory.n_requests}:drawn").random() * every < 1
 
     def _retries(self, traffic: Traffic) -> bool:
         """Off: whether this request tries drafting again; too seldom to need the ledger's leave."""
@@ -357,6 +376,8 @@ class Controller:
         if request.mode != "on":
             memory.ledger.trial_loss += report.loss
         if request.is_disturbed:
+            if request.mode == "on" and request.course.times:
+                memory.time_costs_later()
             return
         for step_ms in report.steps_ms:
             old = memory.step_ms.get(report.bucket, step_ms)
@@ -412,11 +433,14 @@ class Controller:
         memory, sample, ledger = self.memory, report.sample, self.memory.ledger
         memory.n_unbracketed += 1
         memory.unbracketed += report.decode
+        memory.overrun += report.overrun
         if report.pairs:  # none where the client left too soon: then the next request times them
-            memory.n_unbracketed, memory.unbracketed, memory.haste = 0, 0.0, 0
-        if report.has_moved or memory.costs.is_doubtful:
-            is_urgent = memory.costs.suspicion or report.loss > STOP_LOSS
-            memory.haste = max(memory.haste, 2 if is_urgent else 1)
+            memory.time_costs_later()
+        is_far = memory.overrun > STOP_LOSS + OVERRUN_SHARE * memory.unbracketed
+        if memory.costs.suspicion or is_far:
+            memory.haste = 2
+        elif report.has_moved or memory.costs.is_doubtful:
+            memory.haste = max(memory.haste, 1)
         if sample.total_rounds:
             memory.samples = [*memory.samples, sample][-RECENT:]
         # By the costs that pairs showed: the plain step itself was last timed some time ago.
@@ -439,7 +463,7 @@ class Controller:
         if self.priced.taus[-1] <= 1:
             return False  # a request that gained is no new reason
         lately = self.weighed(LATELY)
-        return (lately.n >= LATELY and lately.theta <= 0) or lately.likelihood_ratio <= DOUBT
+        return lately.n >= LATELY and lately.theta <= 0
 
     def _conclude_off(self, request: RequestPacer, report: Report, now_s: float) -> None:
         memory = self.memory
@@ -470,7 +494,7 @@ class Controller:
             memory.ledger.grant(AGAIN_LOSS)
         elif phase == "on":
             memory.samples = memory.samples[-RECENT:]
-            memory.n_unbracketed, memory.unbracketed, memory.haste = 0, 0.0, 0
+            memory.time_costs_later()
             memory.retry_tokens = RETRY_TOKENS[0]
             memory.ledger.saved = memory.ledger.peak = 0.0
             memory.was_on = True

@@ -15,6 +15,7 @@ from mlx_worker.control.measure import CostPair, Costs, Levels, Sample, Tail
 from mlx_worker.control.pacer import RequestPacer, Stretch
 from mlx_worker.records import Plan, Round, Traffic
 
+PAIRS = ("pairs", "suspects", "waiting", "dismissed")
 FORMAT = 3  # of the lines; a replay refuses others
 
 Line = Mapping[str, Any]
@@ -172,7 +173,7 @@ def _play(request: RequestPacer, line: Line) -> None:
 def _memory(values: Mapping[str, Any]) -> Memory:
     """What asdict made of a Memory, back again; JSON has made its int keys strings."""
     costs: dict[str, Any] = dict(values["costs"])
-    costs |= {name: [CostPair(**pair) for pair in costs[name]] for name in ("pairs", "suspects")}
+    costs |= {name: [CostPair(**pair) for pair in costs[name]] for name in PAIRS}
     costs["curve"] = _int_keys(costs["curve"])
     costs |= {name: Tail(**costs[name]) for name in ("rounds_tail", "steps_tail")}
     parts: dict[str, Any] = {

@@ -11,7 +11,7 @@ is ps per token under drafts: 0.8 is a quarter faster, 1.25 a fifth slower.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import mul
@@ -42,6 +42,8 @@ SURE_PAIRS = 8  # pairs from which a cost counts as known
 CHANGED_PAIRS = 0.8  # pairs' worth of a request that may contradict it …
 CHANGED_COST = 0.08  # … by at least this share …
 CHANGED_Z = 2.5  # … and so many standard errors
+RECALL_REQUESTS = 16  # that timed pairs: what was contradicted once in so many was a moment
+PAIR_CUT = math.log(2)  # either side of the median, beyond which a pair is a hiccup; as a log
 DEFAULT_COST_PER_ROW = 0.15  # without a load-time curve; only until the first pairs
 
 LEVELS = (0.05, 0.2, 0.35, 0.5, 0.62, 0.73, 0.82, 0.89, 0.94, 0.97, 0.99)  # acceptance, a grid
@@ -91,7 +93,7 @@ class Tail:
             return
         self.kept += len(times_ms)
         limit = WINSOR * median(times_ms)
-        if max(times_ms) > limit:
+        if max(times_ms) > limit > 0:
             mean = _cut_mean(times_ms)
             lost = [min((time - limit) / mean, TAIL_CUT) for time in times_ms if time > limit]
             self.cut += math.fsum(lost)
@@ -148,6 +150,10 @@ class Costs:
 
     curve  drafted ids → ps as timed alone at load; it says how they compare until pairs do
     rounds_tail, steps_tail  what the cuts took off either
+    suspects   a request's pairs that contradict the rest, by `suspicion`, a log; they wait …
+    waiting    … for these, that don't tell yet
+    dismissed  suspects that the next request didn't confirm, by `dismissed_shift`, so many requests
+               (`dismissed_for`) ago
     """
 
     curve: dict[int, float] = field(default_factory=dict[int, float])
@@ -159,14 +165,23 @@ class Costs:
     steps_tail: Tail = field(default_factory=Tail)
     stalls: float = 0.0  # log of what rounds lose to the cuts beyond what steps do
     suspects: list[CostPair] = field(default_factory=list[CostPair])
-    suspicion: float = 0.0  # by how much those of the last request contradict the rest
+    suspicion: float = 0.0
+    waiting: list[CostPair] = field(default_factory=list[CostPair])
+    dismissed: list[CostPair] = field(default_factory=list[CostPair])
+    dismissed_shift: float = 0.0
+    dismissed_for: int = 0
     spread: float = PAIR_SPREAD**2  # relative variance of one pair
     level_variance: float = PAIR_SPREAD**2
 
     def hear_tails(
-        self, rounds: Iterable[Sequence[float]], steps: Iterable[Sequence[float]]
+        self, rounds: Sequence[Sequence[float]], steps: Sequence[Sequence[float]]
     ) -> None:
-        """Take in one request's times, each group as it is cut for a pair."""
+        """Take in one request's times, each group as it is cut for a pair; plain ones teach none.
+
+        So that a draft that stalls is remembered for as long as it is not tried.
+        """
+        if not rounds:
+            return
         for tail, groups in ((self.rounds_tail, rounds), (self.steps_tail, steps)):
             tail.fade()
             for times_ms in groups:
@@ -190,17 +205,35 @@ class Costs:
     def hear(self, pairs: Sequence[CostPair]) -> None:
         """Take in one request's pairs.
 
-        Those that contradict what is known wait for the next request's. If they do so alike, what
-        was known is forgotten; else the machine was only busy for a while, and they are.
+        Those that contradict what is known wait for the next request's. If those contradict it
+        alike, the machine has changed: what was known is forgotten. Else it was busy for a moment,
+        and the suspects are set aside; but if that comes again, both are part of what rounds cost.
         """
         if not pairs:
             return
+        pairs = [*self.waiting, *pairs]
         shift = self._contradiction(pairs)
-        if shift and shift * self.suspicion <= 0:
-            self.suspects, self.suspicion = list(pairs), shift
+        if shift is None and self.suspicion and len(pairs) < SURE_PAIRS // 2:
+            self.waiting = pairs
             return
-        known = self.suspects if shift else self.pairs
-        self.suspects, self.suspicion = [], 0.0
+        self._judge(pairs, shift or 0.0)
+
+    def _judge(self, pairs: list[CostPair], shift: float) -> None:
+        known, suspects, suspicion = self.pairs, self.suspects, self.suspicion
+        self.waiting, self.suspects, self.suspicion = [], [], 0.0
+        self.dismissed_for += 1
+        if shift * suspicion > 0:
+            known = suspects
+        elif shift * self.dismissed_shift > 0 and self.dismissed_for <= RECALL_REQUESTS:
+            known = [*known[-2 * SURE_PAIRS :], *self.dismissed]
+        else:
+            if suspicion:
+                self.dismissed, self.dismissed_shift, self.dismissed_for = suspects, suspicion, 0
+            if shift:
+                self.suspects, self.suspicion = pairs, shift
+                return
+        if shift:
+            self.dismissed, self.dismissed_shift = [], 0.0
         self.pairs = [*known, *pairs][-PAIR_MEMORY:]
         self._fit()
 
@@ -216,16 +249,20 @@ class Costs:
 
     def renew(self, pairs: Sequence[CostPair]) -> None:
         """Forget all pairs but these."""
-        self.pairs, self.suspects, self.suspicion = [], [], 0.0
+        self.pairs, self.suspects, self.waiting, self.dismissed = [], [], [], []
+        self.suspicion = self.dismissed_shift = 0.0
         self.hear(pairs)
 
-    def _contradiction(self, pairs: Sequence[CostPair]) -> float:
-        """By how much, as a log, these pairs are off what is known; 0 where chance explains it."""
+    def _contradiction(self, pairs: Sequence[CostPair]) -> float | None:
+        """By how much, as a log, these pairs are off what is known; 0 where chance explains it.
+
+        None where they don't tell: too few, or of a context that is not known.
+        """
         known = Counter(pair.bucket for pair in self.pairs)
         pairs = [pair for pair in pairs if known[pair.bucket] >= SURE_PAIRS // 2]
         total = math.fsum(pair.weight for pair in pairs)
         if len(self.pairs) < SURE_PAIRS or total < CHANGED_PAIRS:
-            return 0.0
+            return None
         shift = math.fsum(pair.weight * self._surprise(pair) for pair in pairs) / total
         error = math.sqrt(self.spread / total + self.level_variance)
         return shift if abs(shift) > max(CHANGED_COST, CHANGED_Z * error) else 0.0
@@ -255,7 +292,10 @@ class Costs:
         return math.log(self.curve.get(drafted, default))
 
     def _fit(self) -> None:
-        """Weighted means, each factor from what the ones before it left over."""
+        """Weighted means of costs, each factor from what the ones before it left over.
+
+        Not of their logs: where a machine is now fast, now slow, the mean is what rounds take.
+        """
         self._tables.clear()
         pairs = self.pairs
         n = len(pairs)
@@ -263,7 +303,7 @@ class Costs:
         drafted = [pair.drafted for pair in pairs]
         left = _cut_back([pair.log_cost - self._log_curve(pair.drafted) for pair in pairs], drafted)
         total = math.fsum(weights)
-        self.level = math.fsum(map(mul, weights, left)) / total
+        self.level = math.log(math.fsum(map(mul, weights, map(math.exp, left))) / total)
         left = [value - self.level for value in left]
         self.by_drafted = _shrunk_means(left, weights, drafted, MAX_DEPTH + 1, DRAFTED_PRIOR)
         left = [value - self.by_drafted[n] for value, n in zip(left, drafted, strict=True)]
@@ -278,13 +318,13 @@ class Costs:
 
 
 def _cut_back(values: Sequence[float], groups: Sequence[int]) -> list[float]:
-    """Logs, each cut to 1.5× either side of its own group's median."""
+    """Logs, each cut to PAIR_CUT either side of its own group's median."""
     of_group: dict[int, list[float]] = defaultdict(list)
     for value, group in zip(values, groups, strict=True):
         of_group[group].append(value)
-    middles, reach = {group: median(own) for group, own in of_group.items()}, math.log(WINSOR)
+    middles = {group: median(own) for group, own in of_group.items()}
     return [
-        min(max(value, middles[group] - reach), middles[group] + reach)
+        min(max(value, middles[group] - PAIR_CUT), middles[group] + PAIR_CUT)
         for value, group in zip(values, groups, strict=True)
     ]
 
@@ -292,12 +332,12 @@ def _cut_back(values: Sequence[float], groups: Sequence[int]) -> list[float]:
 def _shrunk_means(
     values: Sequence[float], weights: Sequence[float], groups: Sequence[int], n: int, prior: float
 ) -> list[float]:
-    """Weighted mean of each group, drawn to 0 as by `prior` further values there."""
-    sums, totals = [0.0] * n, [prior] * n
+    """Log of each group's weighted mean of exp(value), drawn to 0 as by `prior` further zeros."""
+    sums, totals = [prior] * n, [prior] * n
     for value, weight, group in zip(values, weights, groups, strict=True):
-        sums[group] += weight * value
+        sums[group] += weight * math.exp(value)
         totals[group] += weight
-    return [value / total for value, total in zip(sums, totals, strict=True)]
+    return [math.log(value / total) for value, total in zip(sums, totals, strict=True)]
 
 
 # --- acceptance -------------------------------------------------------------------------------

@@ -122,6 +122,7 @@ class Report:
 
     decode      ps of all of it
     loss        ps that its drafts cost beyond what they gave; below 0 is a gain
+    overrun     ps that its rounds took beyond what costs say; below 0: they took less
     gain        tokens a ps of its drafted rounds, 0 where there were none
     steps_ms    settled plain step times, one for each stretch
     whole_steps_ms  of a request that was decoded plainly for a pair's sake, each step
@@ -134,6 +135,7 @@ class Report:
     plain_tokens: int
     decode: float
     loss: float
+    overrun: float
     gain: float
     steps_ms: list[float]
     whole_steps_ms: list[float]
@@ -353,7 +355,7 @@ class RequestPacer:
         """What it adds; asked once it is over, and the same whenever it is asked again."""
         stretches = [stretch for stretch in self.stretches if stretch.rounds]
         steps = self._steps(stretches)
-        decode = loss = 0.0
+        decode = loss = overrun = 0.0
         tokens = plain_tokens = drafted_tokens = 0
         for stretch, step_ms in zip(stretches, steps, strict=True):
             n = stretch.tokens
@@ -362,6 +364,7 @@ class RequestPacer:
                 spent = stretch.billed_ms(step_ms, self.costs) / step_ms if step_ms else n
                 decode += spent
                 loss += spent - n
+                overrun += spent - math.fsum(self.costs[one.drafted] for one in stretch.rounds)
                 drafted_tokens += n
             else:
                 decode += n
@@ -373,7 +376,8 @@ class RequestPacer:
             plain_tokens=plain_tokens,
             decode=decode,
             loss=loss,
-            gain=drafted_tokens / (drafted_tokens + loss) if drafted_tokens else 0.0,
+            overrun=overrun,
+            gain=drafted_tokens / (drafted_tokens + loss) if drafted_tokens + loss > 0 else 0.0,
             steps_ms=self._own_steps(stretches),
             whole_steps_ms=plain.get(WHOLE_PAIR, []) if self.course.whole == "plain" else [],
             rounds_ms=[times_of(rounds) for rounds in drafted.values()],

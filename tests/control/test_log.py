@@ -1,5 +1,6 @@
 """A course replays from its lines alone, bit for bit, and what was changed in them is noticed."""
 
+import random
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from mlx_worker.control import controller, measure
 from mlx_worker.control.controller import Controller
-from mlx_worker.control.log import FORMAT, ReplayDiffers, head, replay, request_line
+from mlx_worker.control.log import FORMAT, ReplayDiffers, head, replay, request_line, restored
 from mlx_worker.control.pacer import RequestPacer
 from mlx_worker.decisions import DecisionLog, read
 from mlx_worker.records import Round, Traffic
@@ -119,6 +120,31 @@ def test_a_course_replays_from_a_head_written_while_costs_are_in_doubt():
     assert starts
     for start, stop in pairwise([*starts, len(lines)]):
         assert is_replayed(lines[start:stop])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_head_written_after_any_request_shows_the_same_status(seed: int):
+    """Nothing that a controller shows rests on what its head leaves out; drafts stall here."""
+    rng, found = random.Random(seed), list[tuple[Any, Any]]()
+
+    def hear(_: RequestPacer) -> None:
+        if controller.is_idle:
+            (again,) = plain([head(controller, {}, 0.0)])
+            found.append((restored(again).status, controller.status))
+
+    controller = Controller(seed=seed, on_concluded=hear)
+    for n in range(120):
+        request, n_ids = controller.begin(Traffic(20), float(n)), 1
+        while n_ids < (400 if n % 3 else 20):
+            plan = request.plan()
+            for _ in range(max(1, min(plan.tokens, 50) // 2)):
+                round_ms = rng.gauss(10 + 3 * plan.depth, 1.0) * (4 if rng.random() < 0.1 else 1)
+                accepted = min(plan.depth, rng.randrange(3))
+                request.observe(Round(plan.depth, plan.depth, accepted, round_ms, 20 + n_ids))
+                n_ids += accepted + 1
+        request.end()
+    assert len(found) == 120
+    assert all(again == status for again, status in found)
 
 
 def test_a_forced_controller_replays():
