@@ -48,11 +48,11 @@ PAIRED_REPLY = 2 * (SETTLE_STEPS + PAIR_TOKENS)  # tokens of a reply that ends t
 TRY_PAIRS = 4  # pairs of a re-try while Off
 BRACKETS = (  # while On: requests, and ps for each that it costs, until costs are timed again …
     (12, 100.0),  # … usually: 1 % of decode time
-    (5, 33.0),  # … where rounds have moved
-    (0, 0.0),  # … where pairs contradict each other, or requests took far longer than they should
+    (5, 33.0),  # … where rounds have moved, or few pairs timed them yet
+    (0, 20.0),  # … where requests took far longer than they should; at once where pairs contradict
 )
 BRACKET_DRAWN = 2  # of those that are due, one in so many
-OVERRUN_SHARE = 0.1  # of decode time since costs were timed: beyond it and STOP_LOSS that is far
+OVERRUN_SHARE = 0.2  # of decode time since costs were timed that rounds may take beyond them
 MAX_LOSS = 50.0  # ps that trials may cost on top of …
 MAX_LOSS_SHARE = 0.005  # … this share of all decode time
 LEANING_Z = 0.5  # standard errors of gain at which the rest of a measured request drafts
@@ -329,10 +329,10 @@ class Controller:
 
     def _is_bracket_due(self) -> bool:
         memory = self.memory
+        if memory.costs.suspicion and memory.haste:
+            return True
         n_requests, times = BRACKETS[memory.haste]
-        if memory.n_unbracketed + 1 < n_requests:
-            return False
-        if not memory.costs.suspicion and not self._is_drawn(BRACKET_DRAWN):
+        if memory.n_unbracketed + 1 < n_requests or not self._is_drawn(BRACKET_DRAWN):
             return False
         gain = 1 - math.exp(-self.policy.theta) if memory.samples else 0.0
         cost = gain * (SETTLE_STEPS + pair_tokens(memory.reply_tokens))
@@ -436,10 +436,10 @@ class Controller:
         memory.overrun += report.overrun
         if report.pairs:  # none where the client left too soon: then the next request times them
             memory.time_costs_later()
-        is_far = memory.overrun > STOP_LOSS + OVERRUN_SHARE * memory.unbracketed
-        if memory.costs.suspicion or is_far:
+        overrun = memory.overrun - OVERRUN_SHARE * memory.unbracketed
+        if memory.costs.suspicion or overrun > STOP_LOSS:
             memory.haste = 2
-        elif report.has_moved or memory.costs.is_doubtful:
+        elif report.has_moved or not memory.costs.is_sure:
             memory.haste = max(memory.haste, 1)
         if sample.total_rounds:
             memory.samples = [*memory.samples, sample][-RECENT:]
@@ -450,7 +450,7 @@ class Controller:
         ledger.peak = max(ledger.peak, ledger.saved)
         if self.forced or not memory.samples:
             return
-        if ledger.peak - ledger.saved > drop:
+        if max(ledger.peak - ledger.saved, overrun) > drop:
             self._enter("measuring", now_s, words.WHY_SAVINGS)
         elif self._is_doubtful():
             self._enter("measuring", now_s, words.WHY_DOUBT)
