@@ -20,6 +20,7 @@ from mlx_worker.engine import probe, validate
 from mlx_worker.engine.costs import cost_curve
 from mlx_worker.engine.draft import Position
 from mlx_worker.engine.load import LoadedPair, load_pair
+from mlx_worker.engine.prefix import BUDGET_BYTES, PrefixCache
 from mlx_worker.engine.session import generate_events
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import InvalidParameter
@@ -53,6 +54,7 @@ def load(
     position: Position = "last_cached",
     depth: int | None = None,
     decision_log: Path | str | None = None,
+    kv_prefix_cache: bool = True,
 ) -> "Pair":
     """Load a model and its draft.
 
@@ -61,6 +63,8 @@ def load(
     position  where an assistant's query stands: last_cached, or newest as transformers does
     depth     the only depth that `speculation="auto"` may use; None: the one that pays
     decision_log  a folder for what `auto` measured and decided; None keeps no log
+    kv_prefix_cache  keep the keys and values of replies, so that a prompt that goes on from one
+              prefills only what is new; up to 1 GiB
 
     Raises ModelError; its subclass and message say what is wrong, where, and what to do.
     Next: `close` the pair to free its memory, or use it as a context manager.
@@ -69,19 +73,26 @@ def load(
     try:
         wanted = None if draft is None else str(draft)
         decider = _Decider(depth, None if decision_log is None else Path(decision_log))
-        return Pair(engine, _Holder(engine, str(model), wanted, position), decider)
+        prefixes = PrefixCache(BUDGET_BYTES if kv_prefix_cache else 0)
+        return Pair(engine, _Holder(engine, str(model), wanted, position, prefixes), decider)
     except BaseException:
         engine.close()
         raise
 
 
 class _Holder:
-    """Keeps the loaded pair reachable from the engine thread alone."""
+    """Keeps the loaded pair and its prefix cache reachable from the engine thread alone."""
 
     def __init__(
-        self, engine: EngineThread, model: str, draft: str | None, position: Position
+        self,
+        engine: EngineThread,
+        model: str,
+        draft: str | None,
+        position: Position,
+        prefixes: PrefixCache,
     ) -> None:
         self.pair: LoadedPair | None = None
+        self.prefixes = prefixes
         self.vocab_size = 0
 
         def job() -> None:
@@ -96,6 +107,7 @@ class _Holder:
 
     def drop(self) -> None:
         self.pair = None
+        self.prefixes.clear()
         gc.collect()  # what a network's modules hold of each other is freed here too
 
 
@@ -250,7 +262,8 @@ class Pair:
                 ids = pair.encode_chat(messages, enable_thinking=enable_thinking)
             sampling = _sampling(pair, given)
             whole = replace(request, prompt_ids=ids, sampling=sampling)
-            return generate_events(pair, whole, self._decider.pacer(pair, whole))
+            pacer = self._decider.pacer(pair, whole)
+            return generate_events(pair, whole, pacer, self._holder.prefixes)
 
         return self._events(make)
 
@@ -266,7 +279,7 @@ class Pair:
 
     def status(self) -> dict[str, Any]:
         """What is loaded, and what the last reply measured. Plain values."""
-        facts = self._engine.call(lambda: _facts(self._holder.get()))
+        facts = self._engine.call(lambda: _facts(self._holder.get(), self._holder.prefixes))
         measured = self._decider.status
         shown = effective_status(measured, has_draft=facts["draft_kind"] is not None)
         facts["speculation"] = shown.text
@@ -282,7 +295,7 @@ class Pair:
         return facts
 
 
-def _facts(pair: LoadedPair) -> dict[str, Any]:
+def _facts(pair: LoadedPair, prefixes: PrefixCache) -> dict[str, Any]:
     return {
         "model": pair.name,
         "model_type": pair.model_type,
@@ -297,6 +310,12 @@ def _facts(pair: LoadedPair) -> dict[str, Any]:
         "draft_kind": pair.draft_kind,
         "draft_bytes": pair.draft_bytes,
         "draft_problem": pair.draft_problem,
+        "kv_prefix_cache": {
+            "requests": prefixes.n_requests,
+            "hits": prefixes.n_hits,
+            "saved_tokens": prefixes.n_tokens,
+            "bytes": prefixes.nbytes,
+        },
     }
 
 

@@ -5,7 +5,7 @@ right with the probability asked for. `random_target` is a target to go with it 
 bound by reading weights, as a real model's are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -131,9 +131,14 @@ class OraclePair(LoadedPair):
         assert all(0 <= chance <= 1 for chance in each), f"acceptance {self.acceptance}, not 0..1"
         assert self.draft_kind or not self.charge, f"{self.name} has no draft to charge for"
 
-    def drafter(self, timelines: Timelines, sampler: Sampler) -> Drafter:
+    def drafter(
+        self,
+        timelines: Timelines,
+        sampler: Sampler,
+        own: Callable[[Timelines], Timelines] = lambda empty: empty,
+    ) -> Drafter:
         assert not timelines.unrewindable, f"a {timelines.unrewindable} can't be drafted for"
-        charged = super().drafter(timelines, sampler) if self.charge else None
+        charged = super().drafter(timelines, sampler, own) if self.charge else None
         return Oracle(self.replies, self.acceptance, self.target.vocab_size, self.seed, charged)
 
     def with_draft(self, draft: str | None) -> LoadedPair:

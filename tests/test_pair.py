@@ -307,6 +307,29 @@ def test_without_logprobs_none_are_given(pair: Pair):
     assert Reply(pair).texts[0].logprobs is None
 
 
+@pytest.mark.parametrize("draft", ["auto", "none"])
+def test_a_next_turn_goes_on_from_the_last_one(draft: str):
+    """It prefills what is new, and writes what it would have written without the cache."""
+    turns = [MESSAGES[0]["content"], "And now from 50 on.", "Thank you."]
+    written: list[list[str]] = []
+    for kv_prefix_cache in (False, True):
+        messages: list[dict[str, str]] = []
+        cached, texts = list[float](), list[str]()
+        with load("demo", draft, kv_prefix_cache=kv_prefix_cache) as pair:
+            for n, content in enumerate(turns):
+                messages.append({"role": "user", "content": content})
+                found = Reply(pair, messages, max_tokens=40, temperature=0.7, seed=n)
+                messages.append({"role": "assistant", "content": found.text})
+                texts.append(found.text)
+                cached.append(found.done.usage.cached_tokens / found.done.usage.prompt_tokens)
+            told = pair.status()["kv_prefix_cache"]
+        written.append(texts)
+        assert cached[0] == 0
+        assert [share > 0.6 for share in cached[1:]] == [kv_prefix_cache] * 2
+        assert (told["hits"], bool(told["bytes"])) == (2 * kv_prefix_cache, kv_prefix_cache)
+    assert written[0] == written[1]
+
+
 def test_a_reply_closed_early_leaves_the_pair_ready(pair: Pair):
     """Cancelled, and the next one is as ever."""
     events = pair.generate(IDS, max_tokens=2000, temperature=0, ignore_eos=True)

@@ -9,7 +9,6 @@ record that any may read.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -51,6 +50,7 @@ BRACKETS = (  # while On: requests, and ps for each that it costs, until costs a
     (5, 33.0),  # … where rounds have moved, or few pairs timed them yet
     (0, 20.0),  # … where requests took far longer than they should; at once where pairs contradict
 )
+GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it fall into (0, 1) evenly and never in step
 BRACKET_DRAWN = 2  # of those that are due, one in so many
 OVERRUN_SHARE = 0.2  # of decode time since costs were timed that rounds may take beyond them
 MAX_LOSS = 50.0  # ps that trials may cost on top of …
@@ -339,8 +339,8 @@ class Controller:
         return memory.unbracketed >= times * cost
 
     def _is_drawn(self, every: int) -> bool:
-        """One request in so many, at random: of traffic that alternates, no kind is left out."""
-        return random.Random(f"{self.seed}:{self.memory.n_requests}:drawn").random() * every < 1
+        """One request in so many, in no rhythm: of traffic that alternates, no kind is left out."""
+        return (self.seed + self.memory.n_requests) * GOLDEN % 1 * every < 1
 
     def _retries(self, traffic: Traffic) -> bool:
         """Off: whether this request tries drafting again; too seldom to need the ledger's leave."""

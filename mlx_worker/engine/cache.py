@@ -8,6 +8,7 @@ Keys and values are (1, n_kv_heads, tokens, head_dim), in temporal order.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +22,34 @@ GROWTH_TOKENS = 256  # a buffer grows by this much at a time; also how rarely a 
 SLACK_TOKENS = 2 * MAX_DEPTH  # how far a sliding timeline can always be rewound
 
 
+@dataclass(frozen=True)
+class Held:
+    """A layer's last keys and values as they were at some moment; nothing changes them later.
+
+    keys, values  (1, n_kv_heads, tokens, head_dim), contiguous
+    offset        tokens since the start of the conversation
+    window        of a sliding layer; None: it sees everything
+    """
+
+    keys: mx.array
+    values: mx.array
+    offset: int
+    window: int | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def can_rewind(self, n_tokens: int) -> bool:
+        return _can_rewind(n_tokens, self.keys.shape[2], self.offset, self.window)
+
+
+def _can_rewind(n_tokens: int, n_buffered: int, offset: int, window: int | None) -> bool:
+    """Whether what is left after n_tokens are forgotten is all that the next queries see."""
+    n_seen = offset - n_tokens if window is None else min(offset - n_tokens, window - 1)
+    return 0 <= n_tokens <= offset and n_buffered - n_tokens >= n_seen
+
+
 class Timeline:
     """Keys and values of one attention layer, oldest first, in a buffer with room at its end."""
 
@@ -29,6 +58,11 @@ class Timeline:
         self.values: mx.array | None = None
         self.offset = 0  # tokens since the start of the conversation
         self._end = 0  # tokens in the buffer
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens back a query sees, itself included; None: all."""
+        return None
 
     @property
     def state(self) -> list[mx.array]:
@@ -57,11 +91,31 @@ class Timeline:
         """The last n_tokens cached keys and values, or fewer where fewer exist; None is all."""
         return self._last(self._end if n_tokens is None else min(n_tokens, self._end))
 
+    def can_rewind(self, n_tokens: int) -> bool:
+        return _can_rewind(n_tokens, self._end, self.offset, self.window)
+
     def rewind(self, n_tokens: int) -> None:
-        """Forget the last n_tokens."""
-        assert 0 <= n_tokens <= self._end, f"rewind {n_tokens} of {self._end} buffered tokens"
+        """Forget the last n_tokens: of a sliding layer SLACK_TOKENS or what was appended last."""
+        assert self.can_rewind(n_tokens), f"rewind {n_tokens} of {self._end} buffered tokens"
         self._end -= n_tokens
         self.offset -= n_tokens
+
+    def held(self, n_back: int = 0) -> Held:
+        """A copy of this layer as it was n_back tokens ago, with what a small rewind may need."""
+        assert self.keys is not None
+        assert self.values is not None
+        end = self._end - n_back
+        start = end - min(end, self._n_keep())
+        keys, values = (array[..., start:end, :] for array in (self.keys, self.values))
+        offset = self.offset - n_back
+        return Held(mx.contiguous(keys), mx.contiguous(values), offset, self.window)
+
+    def go_on(self, held: Held) -> None:
+        """Be as that layer was."""
+        assert held.window == self.window
+        # Two handles: writing through one must not show through the other.
+        self.keys, self.values = held.keys[...], held.values[...]
+        self.offset, self._end = held.offset, held.keys.shape[2]
 
     def _last(self, n_tokens: int) -> tuple[mx.array, mx.array]:
         assert self.keys is not None
@@ -134,14 +188,12 @@ class SlidingTimeline(Timeline):
 
     def __init__(self, window: int) -> None:
         super().__init__()
-        self.window = window
+        self._window = window
         self._masks: dict[tuple[int, int], mx.array] = {}
 
-    def rewind(self, n_tokens: int) -> None:
-        """Forget the last n_tokens, at most SLACK_TOKENS or what the last append added."""
-        needed = min(self.offset - n_tokens, self.window - 1)
-        assert self._end - n_tokens >= needed, f"rewind {n_tokens} leaves {self._end - n_tokens}"
-        super().rewind(n_tokens)
+    @property
+    def window(self) -> int:
+        return self._window
 
     def make_mask(
         self, n_queries: int, return_array: bool = False, window_size: int | None = None
@@ -203,9 +255,38 @@ class Timelines:
             assert n_pending >= 0, f"{-n_pending} committed ids were never cached"
             layer.rewind(n_pending)
 
+    def can_rewind(self, n_tokens: int) -> bool:
+        return not self.unrewindable and all(layer.can_rewind(n_tokens) for layer in self.layers)
+
+    def held_windows(self) -> list[Held | None]:
+        """[layer] copies of the sliding layers, which can't be cut back later; None for others."""
+        found = [None if layer.window is None else layer.held() for layer in self.layers]
+        mx.async_eval([array for held in found if held for array in (held.keys, held.values)])
+        return found
+
+    def cut(self, n_tokens: int, held: Sequence[Held | None]) -> "Timelines":
+        """Another conversation that begins with the first n_tokens committed ids of this one.
+
+        held  [layer] how it was a little after n_tokens; None where it can be rewound from now
+        """
+        other = Timelines.__new__(Timelines)
+        other.unrewindable = None
+        other.layers = [
+            _cut(layer, n_tokens, at) for layer, at in zip(self.layers, held, strict=True)
+        ]
+        other.committed = self.committed[:n_tokens]
+        return other
+
     def evaluate(self) -> None:
         """Compute what is queued, so that prefill memory stays bounded by one chunk."""
         mx.eval([layer.state for layer in self.layers])
+
+
+def _cut(layer: Timeline, n_tokens: int, held: Held | None) -> Timeline:
+    other = FullTimeline() if layer.window is None else SlidingTimeline(layer.window)
+    other.go_on(held or layer.held(layer.offset - n_tokens))
+    other.rewind(other.offset - n_tokens)
+    return other
 
 
 def _timeline(cache: object) -> Timeline | None:

@@ -150,10 +150,11 @@ class ModelDrafter:
 
     kind: DraftKind = "model"
 
-    def __init__(self, model: Target, sampler: Sampler) -> None:
+    def __init__(self, model: Target, sampler: Sampler, timelines: Timelines | None = None) -> None:
+        """timelines: the small model's caches, which may hold a part of the prompt already."""
         self._model = model
         self._sampler = sampler
-        self._timelines = Timelines(model.model)
+        self._timelines = timelines or Timelines(model.model)
         self._known: list[int] = []
 
     def begin(self, prompt_ids: Sequence[int]) -> None:

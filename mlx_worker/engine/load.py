@@ -5,7 +5,7 @@ mlx-lm and assistant.py. Must run on the thread that will generate: MLX streams 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -87,15 +87,24 @@ class LoadedPair:
     def kv_bytes_per_token(self) -> int:
         return self.target.kv_bytes_per_token
 
-    def drafter(self, timelines: Timelines, sampler: Sampler) -> Drafter | None:
-        """A fresh drafter for one reply; None where this pair has no draft."""
+    def drafter(
+        self,
+        timelines: Timelines,
+        sampler: Sampler,
+        own: Callable[[Timelines], Timelines] = lambda empty: empty,
+    ) -> Drafter | None:
+        """A fresh drafter for one reply; None where this pair has no draft.
+
+        own  empty caches of a draft that has some of its own → those to use in their place
+        """
         if timelines.unrewindable:
             return None
         if isinstance(self.draft_network, Assistant):
             network = self.draft_network
             return AssistantDrafter(network, self.target, timelines, sampler, self.position)
         if isinstance(self.draft_network, Target):
-            return ModelDrafter(self.draft_network, sampler)
+            network = self.draft_network
+            return ModelDrafter(network, sampler, own(Timelines(network.model)))
         return LookupDrafter(self.target.vocab_size) if self.draft_kind == "lookup" else None
 
     def with_draft(self, draft: str | None) -> "LoadedPair":

@@ -9,6 +9,7 @@ last chosen id, whose keys and values are not cached yet.
 """
 
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from time import perf_counter
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ import mlx.core as mx
 from mlx_worker.engine import round as rounds
 from mlx_worker.engine.cache import Timelines
 from mlx_worker.engine.load import LoadedPair
+from mlx_worker.engine.prefix import Conversation, PrefixCache, Scope
 from mlx_worker.engine.round import Chosen, Cursor
 from mlx_worker.engine.sample import Sampler
 from mlx_worker.engine.text import StopCutter, TextStream
@@ -37,6 +39,7 @@ from mlx_worker.records import (
     Usage,
 )
 
+LOCAL = "local"  # the scope of whoever has no key
 PREFILL_CHUNK_TOKENS = 512
 CLEAR_TOKENS = 256  # MLX keeps freed buffers of every length seen; let go of them this often
 
@@ -50,6 +53,8 @@ class Session:
         request: GenerationRequest,
         pacer: Pacer | None = None,
         *,
+        prefixes: PrefixCache | None = None,
+        scope: str = LOCAL,
         chunk_tokens: int = PREFILL_CHUNK_TOKENS,
     ) -> None:
         check(pair, request)
@@ -58,12 +63,16 @@ class Session:
         self._request = request
         self._pacer = pacer if request.speculation == "auto" else None
         self._chunk_tokens = chunk_tokens
-        self.timelines = Timelines(pair.target.model)
+        self._prefixes = PrefixCache(0) if prefixes is None else prefixes
+        self._conversations: list[Conversation] = []
+        self.timelines = self._begun((scope, "target"), Timelines(pair.target.model))
+        self._n_reused = len(self.timelines.committed)
         sampling, prompt = request.sampling, request.prompt_ids
         vocab_size = pair.target.vocab_size
         self._sampler = Sampler(sampling, vocab_size, prompt, choice=request.choice)
         may_draft = request.speculation == "on" or self._pacer is not None
-        self.drafter = pair.drafter(self.timelines, self._sampler) if may_draft else None
+        own = partial(self._begun, (scope, "draft"))
+        self.drafter = pair.drafter(self.timelines, self._sampler, own) if may_draft else None
         self._stream = TextStream(pair.tokenizer)
         self._cutter = StopCutter(request.stop)
         self._finish: FinishReason | None = None
@@ -79,14 +88,28 @@ class Session:
         However it ends, the caches then hold the committed ids and nothing else, and the pacer
         has been told.
         """
+        is_sound = False
         try:
             yield from self._reply()
+            is_sound = True
+        except GeneratorExit:  # the client left; what is committed is as good as ever
+            is_sound = True
+            raise
         finally:
             try:
-                self.timelines.settle()
+                for conversation in self._conversations:
+                    conversation.timelines.settle()
+                    if is_sound:
+                        self._prefixes.keep(conversation)
             finally:
                 if self._pacer is not None:
                     self._pacer.end()
+
+    def _begun(self, scope: Scope, empty: Timelines) -> Timelines:
+        """Caches that hold what is kept of the prompt, in place of empty ones."""
+        found = self._prefixes.begin(scope, self._request.prompt_ids, empty)
+        self._conversations.append(found)
+        return found.timelines
 
     def _reply(self) -> Iterator[Event]:
         pending = yield from self._prefill()
@@ -95,6 +118,8 @@ class Session:
         chosen = pending.read()
         self._first_id = self._last_read = perf_counter()
         self._n_passes += 1
+        if self._prefixes.budget_bytes:
+            self._conversations[0].mark()
         kept = self._keep(chosen)
         cursor = self._after_segment(kept, kept.ids, 0)
         yield self._text(kept)
@@ -108,7 +133,7 @@ class Session:
         """Cache the prompt in chunks; returns the queued pass that chooses the first id."""
         prompt = list(self._request.prompt_ids)
         n_last = self._chunk_tokens if self._target.is_separable else 1
-        done = 0
+        done = self._n_reused
         while len(prompt) - done > n_last:
             chunk = prompt[done : min(done + self._chunk_tokens, len(prompt) - 1)]
             self._target.hidden(mx.array([chunk]), self.timelines.layers)
@@ -272,14 +297,18 @@ class Session:
             drafted=self._n_drafted,
             accepted=self._n_accepted,
         )
-        return Done(self._finish, Usage(len(self._request.prompt_ids), self._n_ids), timing)
+        usage = Usage(len(self._request.prompt_ids), self._n_ids, self._n_reused)
+        return Done(self._finish, usage, timing)
 
 
 def generate_events(
-    pair: LoadedPair, request: GenerationRequest, pacer: Pacer | None = None
+    pair: LoadedPair,
+    request: GenerationRequest,
+    pacer: Pacer | None = None,
+    prefixes: PrefixCache | None = None,
 ) -> Iterator[Event]:
     """Write one reply. Raises RequestError before the first event, GenerationFailed during it."""
-    return Session(pair, request, pacer).events()
+    return Session(pair, request, pacer, prefixes=prefixes).events()
 
 
 def n_accepted(chosen: Chosen, kept: Chosen) -> int:

@@ -773,7 +773,7 @@ def test_while_on_one_request_in_so_many_times_its_costs_again():
     controller = on()
     found = [n for n in range(400) if is_bracket(serve(controller, 2000))]
     gaps = [after - before for before, after in itertools.pairwise(found)]
-    assert min(gaps) == BRACKETS[0][0]
+    assert BRACKETS[0][0] <= min(gaps) <= BRACKETS[0][0] + 2
     assert sum(gaps) / len(gaps) <= BRACKETS[0][0] + 2
     assert len({n % 2 for n in found}) == 2, "of traffic that alternates, one kind would be timed"
 
