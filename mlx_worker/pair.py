@@ -64,9 +64,10 @@ def load(
     depth     the only depth that `speculation="auto"` may use; None: the one that pays
     decision_log  a folder for what `auto` measured and decided; None keeps no log
     kv_prefix_cache  keep the keys and values of replies, so that a prompt that goes on from one
-              prefills only what is new; up to 1 GiB
+              prefills only what is new; up to 1 GiB, the least recently used go first
 
-    Raises ModelError; its subclass and message say what is wrong, where, and what to do.
+    Raises ModelError, whose subclass and message say what is wrong, where, and what to do;
+    InvalidParameter for a bad argument.
     Next: `close` the pair to free its memory, or use it as a context manager.
     """
     engine = EngineThread()

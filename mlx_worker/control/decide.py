@@ -33,8 +33,8 @@ SPREAD = 0.18  # relative spread of tau between requests before there are reques
 SPREAD_PRIOR = 4  # requests' worth of trust in it
 
 CONFIDENCE = 0.90
-WIDER = 1.2  # a live figure is shown once a verdict fell, which chance helped to: without this 84
-# to 87 % of its 90 % intervals held what is true (docs/LOG.md)
+WIDER = 1.2  # a live figure is shown once a verdict fell, which chance helped to: without this 83
+# to 94 % of its 90 % intervals held what is true, by effect (docs/LOG.md)
 MIN_REQUESTS = 2  # one request has no spread, so no interval
 
 
