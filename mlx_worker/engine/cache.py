@@ -100,6 +100,9 @@ class Timeline:
         self._end -= n_tokens
         self.offset -= n_tokens
 
+    def rest(self) -> None:
+        """Let go of what is cheap to make again."""
+
     def held(self, n_back: int = 0) -> Held:
         """A copy of this layer as it was n_back tokens ago, with what a small rewind may need."""
         assert self.keys is not None
@@ -195,6 +198,10 @@ class SlidingTimeline(Timeline):
     def window(self) -> int:
         return self._window
 
+    def rest(self) -> None:
+        """Let go of what is cheap to make again."""
+        self._masks.clear()
+
     def make_mask(
         self, n_queries: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
@@ -257,6 +264,11 @@ class Timelines:
 
     def can_rewind(self, n_tokens: int) -> bool:
         return not self.unrewindable and all(layer.can_rewind(n_tokens) for layer in self.layers)
+
+    def rest(self) -> None:
+        """Let go of what is cheap to make again: nothing is asked of these caches for a while."""
+        for layer in self.layers:
+            layer.rest()
 
     def held_windows(self) -> list[Held | None]:
         """[layer] copies of the sliding layers, which can't be cut back later; None for others."""

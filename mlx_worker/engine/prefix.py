@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from mlx_worker.engine.cache import Held, Timelines
 
-Scope = tuple[str, str]  # whose a conversation is, and which network's: target or draft
+TARGET, DRAFT = "target", "draft"
+Scope = tuple[str, str]  # whose a conversation is, and which network's
 BUDGET_BYTES = 1 << 30
 MAX_MARKS = 4  # of one conversation, the latest; a client seldom goes back further than that
 LEAST_SHARED_TOKENS = 16  # fewer are prefilled sooner than a copy is made
@@ -112,7 +113,8 @@ class PrefixCache:
 
         It is the caller's until it is given back by `keep`. empty: the caches where none was.
         """
-        self.n_requests += 1
+        counts = scope[1] == TARGET  # a draft's own caches are a part of the same request
+        self.n_requests += counts
         wanted = list(prompt_ids[:-1])
         found, n_tokens = None, LEAST_SHARED_TOKENS - 1
         for conversation in self._conversations:
@@ -123,8 +125,8 @@ class PrefixCache:
                     found, n_tokens = conversation, n
         if found is None:
             return Conversation(scope, empty)
-        self.n_hits += 1
-        self.n_tokens += n_tokens
+        self.n_hits += counts
+        self.n_tokens += n_tokens * counts
         self._conversations.remove(found)
         if n_tokens == len(found.timelines.committed):
             return found
@@ -132,9 +134,16 @@ class PrefixCache:
         return found.cut(n_tokens)
 
     def keep(self, conversation: Conversation) -> None:
-        """Give back what `begin` gave, longer by now; what is over the budget goes."""
-        if conversation.timelines.unrewindable or not conversation.timelines.committed:
+        """Give back what `begin` gave, longer by now; what is over the budget goes.
+
+        One that is over it alone is not kept: it would drive out all the others first.
+        """
+        timelines = conversation.timelines
+        if timelines.unrewindable or not timelines.committed:
             return
+        if conversation.nbytes > self.budget_bytes:
+            return
+        timelines.rest()
         known = [one for one in self._conversations if not conversation.holds(one)]
         self._conversations = [*known, conversation]
         while self.nbytes > self.budget_bytes:

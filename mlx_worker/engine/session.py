@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx_worker.engine import round as rounds
 from mlx_worker.engine.cache import Timelines
 from mlx_worker.engine.load import LoadedPair
-from mlx_worker.engine.prefix import Conversation, PrefixCache, Scope
+from mlx_worker.engine.prefix import DRAFT, TARGET, Conversation, PrefixCache, Scope
 from mlx_worker.engine.round import Chosen, Cursor
 from mlx_worker.engine.sample import Sampler
 from mlx_worker.engine.text import StopCutter, TextStream
@@ -65,13 +65,13 @@ class Session:
         self._chunk_tokens = chunk_tokens
         self._prefixes = PrefixCache(0) if prefixes is None else prefixes
         self._conversations: list[Conversation] = []
-        self.timelines = self._begun((scope, "target"), Timelines(pair.target.model))
+        self.timelines = self._begun((scope, TARGET), Timelines(pair.target.model))
         self._n_reused = len(self.timelines.committed)
         sampling, prompt = request.sampling, request.prompt_ids
         vocab_size = pair.target.vocab_size
         self._sampler = Sampler(sampling, vocab_size, prompt, choice=request.choice)
         may_draft = request.speculation == "on" or self._pacer is not None
-        own = partial(self._begun, (scope, "draft"))
+        own = partial(self._begun, (scope, DRAFT))
         self.drafter = pair.drafter(self.timelines, self._sampler, own) if may_draft else None
         self._stream = TextStream(pair.tokenizer)
         self._cutter = StopCutter(request.stop)

@@ -1,5 +1,6 @@
 """A reply that goes on from what was kept is the reply of a cold start, whatever came before."""
 
+import gc
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,6 +8,7 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlx_worker.engine.cache import SLACK_TOKENS
@@ -219,6 +221,34 @@ def test_what_is_over_the_budget_goes_the_least_recently_used_first():
     assert reply(prefixes, asked(prompts[1])).done.usage.cached_tokens == 0
 
 
+def test_one_that_is_over_the_budget_alone_drives_nobody_out():
+    """A single long prompt used to empty the cache for everyone, and wasn't kept either."""
+    one = PrefixCache()
+    reply(one, asked(SYSTEM))
+    prefixes = PrefixCache(3 * one.nbytes)
+    reply(prefixes, asked(SYSTEM), scope="a")
+    reply(prefixes, asked([2, *some(3000)]), scope="b")
+    assert len(prefixes) == 1
+    assert reply(prefixes, asked(SYSTEM), scope="a").done.usage.cached_tokens > 0
+
+
+@pytest.mark.parametrize("draft", [None, "other_seed"])
+def test_what_is_held_is_what_is_counted(draft: str | None):
+    """Masks that a conversation had for its chunks are let go with it."""
+    prefixes, prompt = PrefixCache(), [2, *some(300)]
+    reply(prefixes, asked(prompt), "own", draft)
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    for turn in range(6):
+        prompt = [*prompt, *some(100 + turn, turn)]
+        reply(prefixes, asked(prompt), "own", draft)
+    gc.collect()
+    counted = prefixes.nbytes
+    held = mx.get_active_memory() - before
+    assert held < 1.1 * counted
+
+
 def test_no_budget_keeps_nothing():
     """The setting that turns it off."""
     prefixes = PrefixCache(0)
@@ -236,11 +266,12 @@ def test_a_conversation_that_goes_on_is_held_once():
         assert len(prefixes) == 1
 
 
-def test_hits_are_counted():
+@pytest.mark.parametrize("draft", [None, "other_seed"])
+def test_hits_are_counted(draft: str | None):
     """Requests, those that went on from something, and the ids that they were spared."""
     prefixes = PrefixCache()
     for _ in range(3):
-        reply(prefixes, asked(SYSTEM))
+        reply(prefixes, asked(SYSTEM), "own", draft)
     counted = (prefixes.n_requests, prefixes.n_hits, prefixes.n_tokens)
     assert counted == (3, 2, 2 * (len(SYSTEM) - 1))
 
