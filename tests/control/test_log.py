@@ -1,7 +1,7 @@
 """A course replays from its lines alone, bit for bit, and what was changed in them is noticed."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -84,13 +84,15 @@ def test_the_course_has_what_its_replay_is_tested_on(what: str):
     assert found[what]
 
 
-def test_a_course_replays_from_a_head_in_its_middle():
-    """As in a file that was begun when the one before was full."""
+def parts_of_a_course(
+    is_time: Callable[[Controller, int], bool],
+) -> list[list[dict[str, Any]]]:
+    """A course whose log begins anew where it is time, told how many lines there are."""
     lines: list[dict[str, Any]] = []
 
     def hear(request: RequestPacer) -> None:
         lines.append(request_line(controller, request))
-        if controller.n_concluded in (5, 40) and controller.is_idle:
+        if controller.is_idle and is_time(controller, len(lines)):
             lines.append(head(controller, {}, 0.0))
 
     seed = eventful_course()[0]
@@ -98,28 +100,25 @@ def test_a_course_replays_from_a_head_in_its_middle():
     serve(70, controller, seed=seed, **EVENTS)
     lines = plain(lines)
     starts = [n for n, line in enumerate(lines) if line["kind"] == "head"]
-    assert len(starts) == 2
-    assert is_replayed(lines[starts[0] : starts[1]])
-    assert is_replayed(lines[starts[1] :])
+    return [lines[start:stop] for start, stop in pairwise([*starts, len(lines)])]
+
+
+def test_a_course_replays_from_a_head_in_its_middle():
+    """As in a file that was begun when the one before was full."""
+    parts = parts_of_a_course(lambda controller, _: controller.n_concluded in (5, 40))
+    assert len(parts) == 2
+    for part in parts:
+        assert is_replayed(part)
 
 
 def test_a_course_replays_from_a_head_written_while_costs_are_in_doubt():
     """The pairs that wait for the next request's are part of what a controller knows."""
-    lines: list[dict[str, Any]] = []
-
-    def hear(request: RequestPacer) -> None:
-        lines.append(request_line(controller, request))
-        if controller.memory.costs.suspects and len(lines) > 20 and controller.is_idle:
-            lines.append(head(controller, {}, 0.0))
-
-    seed = eventful_course()[0]
-    controller = Controller(curve=curve(seed), seed=seed, on_concluded=hear)
-    serve(70, controller, seed=seed, **EVENTS)
-    lines = plain(lines)
-    starts = [n for n, line in enumerate(lines) if line["kind"] == "head"]
-    assert starts
-    for start, stop in pairwise([*starts, len(lines)]):
-        assert is_replayed(lines[start:stop])
+    parts = parts_of_a_course(
+        lambda controller, n_lines: bool(controller.memory.costs.suspects) and n_lines > 20
+    )
+    assert parts
+    for part in parts:
+        assert is_replayed(part)
 
 
 @pytest.mark.parametrize("seed", range(3))
