@@ -1,17 +1,25 @@
-"""The command as a user meets it: real processes, real output streams."""
+"""The command as a user meets it.
 
+Real processes with real output streams where the process is the point: what it prints at its ends,
+what it loads, how it is interrupted. Elsewhere the same command is run in this process, which
+spares importing the model libraries each time.
+"""
+
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlx_worker import cli
 from mlx_worker.control.controller import Controller
 from mlx_worker.decisions import DecisionLog, read
 from mlx_worker.history import percent
@@ -32,6 +40,29 @@ def run(*arguments: str, stdin: str = "", **environ: str) -> subprocess.Complete
         text=True,
         env={**os.environ, **environ},
     )
+
+
+Here = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """As run(), in this process: called with the arguments and what stands on standard input."""
+
+    def run_here(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["mlx-worker", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            status = ended.code
+        assert isinstance(status, int)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, status, printed.out, printed.err)
+
+    return run_here
 
 
 @pytest.fixture(scope="module")
@@ -69,39 +100,50 @@ def test_the_version_is_printed():
     assert run("--version").stdout == f"{mlx_worker.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["bench", "--requests", "1", "--modes", "fast"], "no mode is called 'fast'"),
-        (["bench", "--depths", "one"], "--depths: 'one', must be whole numbers"),
-        (["bench", "--depths", "9"], "--depths: 9, must be 0 to 8"),
-        (["bench", "--live", "--depths", "1"], "--depths: '1', can't be combined with --live"),
-        (["bench", "--live", "--modes", "auto"], "--modes: 'auto', can't be combined with --live"),
-        (["bench", "--live", "--plot", "x.png"], "--plot: 'x.png', can't be combined with --live"),
-        (["bench", "--live", "--max-tokens", "1"], "--max-tokens: 1, must be at least 2"),
-        (["bench", "--modes", "off,auto", "--max-tokens", "1"], "--max-tokens: 1, must be at"),
-        (["bench", "--workloads", "chess"], "--workloads: no prompts for 'chess'"),
-        (["bench", "--prompts", "/nowhere.jsonl"], "/nowhere.jsonl: No such file"),
-        (
-            ["bench", "--json", "/nowhere/x.json"],
-            "--json: /nowhere/x.json can't be written: No such file",
-        ),
-        (
-            ["bench", "--plot", "/nowhere/x.png"],
-            "--plot: /nowhere/x.png can't be written: No such file",
-        ),
-        (["bench", "--json", "/proc/x.json"], "--json: /proc/x.json can't be written"),
-        (["bench", "/nowhere/model"], "/nowhere/model"),
-        (["generate", "--model", "/nowhere/model", "Hi"], "/nowhere/model"),
-        (["generate", "  "], "PROMPT: is empty"),
-        (["status", "--model", "m"], "--model: nothing measured for 'm'. hint: known: none"),
-        (["config", "show"], "config.yaml, line 2: unknown key: speculation.dept"),
-    ],
-)
+ERRORS = [
+    (["bench", "--requests", "1", "--modes", "fast"], "no mode is called 'fast'"),
+    (["bench", "--depths", "one"], "--depths: 'one', must be whole numbers"),
+    (["bench", "--depths", "9"], "--depths: 9, must be 0 to 8"),
+    (["bench", "--live", "--depths", "1"], "--depths: '1', can't be combined with --live"),
+    (["bench", "--live", "--modes", "auto"], "--modes: 'auto', can't be combined with --live"),
+    (["bench", "--live", "--plot", "x.png"], "--plot: 'x.png', can't be combined with --live"),
+    (["bench", "--live", "--max-tokens", "1"], "--max-tokens: 1, must be at least 2"),
+    (["bench", "--modes", "off,auto", "--max-tokens", "1"], "--max-tokens: 1, must be at"),
+    (["bench", "--workloads", "chess"], "--workloads: no prompts for 'chess'"),
+    (["bench", "--prompts", "/nowhere.jsonl"], "/nowhere.jsonl: No such file"),
+    (
+        ["bench", "--json", "/nowhere/x.json"],
+        "--json: /nowhere/x.json can't be written: No such file",
+    ),
+    (
+        ["bench", "--plot", "/nowhere/x.png"],
+        "--plot: /nowhere/x.png can't be written: No such file",
+    ),
+    (["bench", "--json", "/proc/x.json"], "--json: /proc/x.json can't be written"),
+    (["bench", "/nowhere/model"], "/nowhere/model"),
+    (["generate", "--model", "/nowhere/model", "Hi"], "/nowhere/model"),
+    (["generate", "  "], "PROMPT: is empty"),
+    (["status", "--model", "m"], "--model: nothing measured for 'm'. hint: known: none"),
+    (["config", "show"], "config.yaml, line 2: unknown key: speculation.dept"),
+]
+A_FEW_ERRORS = [ERRORS[n] for n in (0, -4, -2, -1)]
+
+
+@pytest.mark.parametrize(("arguments", "message"), ERRORS)
 def test_what_the_caller_must_change_is_one_line_and_exit_2(
-    arguments: list[str], message: str, home: Path
+    arguments: list[str], message: str, home: Path, here: Here
 ):
     """Flags, files, models, configuration: no traceback, nothing on standard output."""
+    assert_is_one_line_and_exit_2(here, arguments, message, home)
+
+
+@pytest.mark.parametrize(("arguments", "message"), A_FEW_ERRORS)
+def test_a_process_that_fails_prints_one_line_too(arguments: list[str], message: str, home: Path):
+    """One of each command: what it imported and the threads it began add nothing at its end."""
+    assert_is_one_line_and_exit_2(run, arguments, message, home)
+
+
+def assert_is_one_line_and_exit_2(run: Here, arguments: list[str], message: str, home: Path):
     if arguments[0] == "config":
         (home / ".mlx-worker").mkdir()
         (home / ".mlx-worker" / "config.yaml").write_text("speculation:\n  dept: 3\n")
@@ -298,7 +340,7 @@ def test_a_pipe_gets_no_progress_bar_and_no_colour(bench: dict[str, Any]):
     )
 
 
-def test_bench_serves_the_prompts_of_a_file(tmp_path: Path):
+def test_bench_serves_the_prompts_of_a_file(tmp_path: Path, here: Here):
     """Under its own workload names; lookup needs no draft weights."""
     file = tmp_path / "mine.jsonl"
     file.write_text(
@@ -308,7 +350,7 @@ def test_bench_serves_the_prompts_of_a_file(tmp_path: Path):
         )
     )
     flags = "--requests 2 --depths 2 --max-tokens 8 --modes off,lookup --temperature 0.7".split()
-    ran = run("bench", "demo", "--prompts", str(file), *flags)
+    ran = here("bench", "demo", "--prompts", str(file), *flags)
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout.splitlines()[-1])
     assert {row["workload"] for row in result["modes"]} == {"mine", "all"}
@@ -316,9 +358,9 @@ def test_bench_serves_the_prompts_of_a_file(tmp_path: Path):
     assert [one["same_text"] for one in result["requests"]] == [True, True]
 
 
-def test_bench_needs_two_requests():
+def test_bench_needs_two_requests(here: Here):
     """One has no interval; said before anything is measured."""
-    ran = run("bench", "demo", "--workloads", "chat", "--requests", "1")
+    ran = here("bench", "demo", "--workloads", "chat", "--requests", "1")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "1 request in the batch, a verdict needs at least 2" in ran.stderr
 
@@ -326,11 +368,11 @@ def test_bench_needs_two_requests():
 # --- generate ---------------------------------------------------------------------------------
 
 
-def test_generate_writes_the_reply_alone_to_standard_output():
+def test_generate_writes_the_reply_alone_to_standard_output(here: Here):
     """With and without the draft the same; figures and reasons go to standard error."""
     flags = "generate --model demo --max-tokens 12 --seed 5".split()
     on = run(*flags, "--speculation", "on", "--depth", "2", COUNT)
-    off = run(*flags, "--speculation", "off", COUNT)
+    off = here(*flags, "--speculation", "off", COUNT)
     assert (on.returncode, off.returncode) == (0, 0), on.stderr + off.stderr
     assert on.stdout == off.stdout != "\n"
     assert " tok/s · " in on.stderr
@@ -338,9 +380,9 @@ def test_generate_writes_the_reply_alone_to_standard_output():
     assert off.stderr.splitlines()[-1] == "plain: speculation is off"
 
 
-def test_auto_says_that_one_reply_measures_nothing():
+def test_auto_says_that_one_reply_measures_nothing(here: Here):
     """And how to find out, or to draft anyway; - reads the prompt from standard input."""
-    ran = run("generate", "--max-tokens", "4", "--seed", "1", "-", stdin=COUNT)
+    ran = here("generate", "--max-tokens", "4", "--seed", "1", "-", stdin=COUNT)
     assert ran.returncode == 0, ran.stderr
     first, *_, last = ran.stderr.splitlines()
     assert first.startswith("no model configured: using the embedded demo pair")
