@@ -1,9 +1,10 @@
 """A reply is the target's own, whatever drafts for it, and it ends exactly where it should."""
 
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from itertools import islice, pairwise, product
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -70,9 +71,13 @@ def drafted_reply(shape: str, draft: str, sampling: str, depth: int) -> Written:
     )
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("shape", ["shared", "own"])
+def some_of_the_table() -> Iterator[tuple[str, str, str]]:
+    """Half of it, in which every two of a shape, a draft and a sampling meet."""
+    for (i, draft), (j, sampling) in product(enumerate(DRAFTS), enumerate(SAMPLINGS)):
+        yield ("shared", "own")[(i + j) % 2], draft, sampling
+
+
+@pytest.mark.parametrize(("shape", "draft", "sampling"), list(some_of_the_table()))
 def test_the_reply_does_not_depend_on_the_drafter(shape: str, draft: str, sampling: str):
     """Speculation may change speed, never tokens: across the window, under any sampling."""
     plain = plain_reply(shape, sampling)
@@ -94,9 +99,17 @@ def test_the_reply_does_not_depend_on_drafter_and_depth(
     assert (drafted.ids, drafted.text) == (plain.ids, plain.text)
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "sampled", "penalised"])
-@pytest.mark.parametrize("depth", range(9))
-@pytest.mark.parametrize("shape", ["shared", "own", "llama"])
+def partly_accepted() -> Iterator[Any]:
+    """In the default tier every two of a shape, a depth and a sampling meet; all three in long."""
+    shapes, samplings = ["shared", "own", "llama"], ["greedy", "sampled", "penalised"]
+    for (i, shape), depth, (j, sampling) in product(
+        enumerate(shapes), range(9), enumerate(samplings)
+    ):
+        marks = [] if (i + j + depth) % 3 == 0 else [pytest.mark.long]
+        yield pytest.param(shape, depth, sampling, marks=marks)
+
+
+@pytest.mark.parametrize(("shape", "depth", "sampling"), list(partly_accepted()))
 def test_partial_acceptance_leaves_the_reply_alone(shape: str, depth: int, sampling: str):
     """Drafts right about two times in three, so that rounds end at every possible length."""
     plain = plain_reply(shape, sampling)
@@ -116,7 +129,9 @@ def test_partial_acceptance_leaves_the_reply_alone(shape: str, depth: int, sampl
         assert 0 < drafted.done.timing.accepted < drafted.done.timing.drafted
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 6))]
+)
 @pytest.mark.parametrize("shape", ["shared", "own"])
 def test_switching_between_plain_and_drafting_leaves_the_reply_alone(shape: str, seed: int):
     """Forced exits at any moment, zero-depth segments right after a partial acceptance included."""
