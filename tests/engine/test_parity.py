@@ -31,11 +31,12 @@ POSITIONS = ("last_cached", "newest")
 class Case:
     """One family's pair, loaded as any user's would be, and its recorded arrays."""
 
-    def __init__(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        # these folders hold no tokenizer: parity is about ids
-        monkeypatch.setattr("mlx_worker.engine.load.read_tokenizer", lambda _: tiny_tokenizer())
+    def __init__(self, family: str) -> None:
         folder = FOLDER / family
-        self.pair: LoadedPair = load_pair(str(folder / "target"), str(folder / "assistant"))
+        with pytest.MonkeyPatch.context() as patch:
+            # these folders hold no tokenizer: parity is about ids
+            patch.setattr("mlx_worker.engine.load.read_tokenizer", lambda _: tiny_tokenizer())
+            self.pair: LoadedPair = load_pair(str(folder / "target"), str(folder / "assistant"))
         arrays = mx.load(str(folder / "vectors.safetensors"))
         assert isinstance(arrays, dict)
         self.arrays = {name: np.array(array) for name, array in arrays.items()}
@@ -50,9 +51,9 @@ class Case:
         return network
 
 
-@pytest.fixture(params=FAMILIES)
-def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
-    return Case(request.param, monkeypatch)
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
 
 
 def worst(ours: Any, theirs: np.ndarray) -> float:
