@@ -318,7 +318,7 @@ def test_a_next_turn_goes_on_from_the_last_one(draft: str):
         with load("demo", draft, kv_prefix_cache=kv_prefix_cache) as pair:
             for n, content in enumerate(turns):
                 messages.append({"role": "user", "content": content})
-                found = Reply(pair, messages, max_tokens=40, temperature=0.7, seed=n)
+                found = Reply(pair, messages, max_tokens=20, temperature=0.7, seed=n)
                 messages.append({"role": "assistant", "content": found.text})
                 texts.append(found.text)
                 cached.append(found.done.usage.cached_tokens / found.done.usage.prompt_tokens)
