@@ -54,7 +54,7 @@ def test_a_rewind_leaves_no_trace(target: Target, n_context: int, n_rejected: in
     assert np.abs(np.concatenate([one, several]) - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_random_appends_and_rewinds_keep_every_row_right(target: Target, seed: int):
     """Rounds of every size, accepted in part, for several buffer growths past the window."""
     chance = random.Random(seed)

@@ -20,9 +20,10 @@ from tests.tiny import VOCAB, Script, Written, tiny_pair, write
 
 SHAPES = ["shared", "own", "llama"]
 DRAFTS = [None, "lookup", "assistant", "same_weights", "other_seed"]
+LONG = pytest.mark.long
 FEW = [("shared", "assistant"), ("own", None), ("own", "other_seed"), ("llama", "lookup")]
 PAIRS = [
-    pytest.param(shape, draft, marks=[] if (shape, draft) in FEW else pytest.mark.long)
+    pytest.param(shape, draft, marks=[] if (shape, draft) in FEW else LONG)
     for shape in SHAPES
     for draft in DRAFTS
     if (shape, draft) != ("llama", "assistant")
@@ -83,7 +84,7 @@ def same(found: Written, prompt: Sequence[int], sampling: str, shape: str) -> in
         pytest.param(
             *pair.values,
             sampling,
-            marks=[] if pair.values in FEW[i::2] else pytest.mark.long,
+            marks=[] if pair.values in FEW[i::2] else LONG,
         )
         for pair in PAIRS
         for i, sampling in enumerate(SAMPLINGS)
@@ -100,7 +101,7 @@ def test_a_next_turn_prefills_only_what_is_new(shape: str, draft: str | None, sa
         prompt = [*prompt, *found.ids, *some(7, turn)]
 
 
-@pytest.mark.parametrize("n_off", [0, 3, SLACK_TOKENS])
+@pytest.mark.parametrize("n_off", [0, pytest.param(3, marks=LONG), SLACK_TOKENS])
 @pytest.mark.parametrize(("shape", "draft"), PAIRS)
 def test_a_turn_that_writes_the_last_reply_again_goes_on_from_the_prompt(
     shape: str, draft: str | None, n_off: int
@@ -143,8 +144,14 @@ def test_earlier_turns_can_be_gone_back_to(shape: str):
 ENDINGS = ["length", "eos", "stop", "cancelled", "cancelled at once", "cancelled in prefill"]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize(("shape", "draft"), PAIRS)
+@pytest.mark.parametrize(
+    ("shape", "draft", "ending"),
+    [
+        pytest.param(*pair.values, ending, marks=[] if pair.values in FEW[i % 2 :: 2] else LONG)
+        for pair in PAIRS
+        for i, ending in enumerate(ENDINGS)
+    ],
+)
 def test_a_turn_after_any_ending_is_right(shape: str, draft: str | None, ending: str):
     """Whatever is in the caches beyond the reply is taken back; the cut falls inside a round."""
     plain = cold((tuple(SYSTEM), 40, "greedy"), shape)
@@ -193,7 +200,7 @@ def test_another_scope_is_never_looked_at():
 
 @pytest.mark.parametrize(
     ("seed", "n_turns"),
-    [(0, 9), *(pytest.param(n, 14, marks=pytest.mark.long) for n in range(9))],
+    [(0, 9), *(pytest.param(n, 14, marks=LONG) for n in range(9))],
 )
 @pytest.mark.parametrize(
     ("shape", "draft"), [("own", None), ("shared", "assistant"), ("own", "other_seed")]

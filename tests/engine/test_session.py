@@ -72,9 +72,10 @@ def drafted_reply(shape: str, draft: str, sampling: str, depth: int) -> Written:
 
 
 def some_of_the_table() -> Iterator[tuple[str, str, str]]:
-    """Half of it, in which every two of a shape, a draft and a sampling meet."""
+    """Every shape with every draft and with every sampling, and each draft with four or five."""
     for (i, draft), (j, sampling) in product(enumerate(DRAFTS), enumerate(SAMPLINGS)):
-        yield ("shared", "own")[(i + j) % 2], draft, sampling
+        if (i + 2 * j) % 5 < 3:
+            yield ("shared", "own")[(i + j) % 2], draft, sampling
 
 
 @pytest.mark.parametrize(("shape", "draft", "sampling"), list(some_of_the_table()))
