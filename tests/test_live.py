@@ -86,7 +86,7 @@ def test_a_draft_that_gains_is_on_after_a_few_requests():
 def test_a_draft_that_is_mostly_wrong_is_off_after_a_few_requests():
     """An oracle that is right three times in ten, three ids a round: no machine gains by that."""
     loaded = load_pair("demo", "none")
-    requests = requests_of(loaded, 12, 64)
+    requests = requests_of(loaded, 12, 48)
     pair = oracle_pair(loaded, requests, 0.3)
     controller = Controller(curve=cost_curve(pair), depths=[3])
     states = [controller.status.state for _ in serve(pair, controller, requests)]
@@ -111,7 +111,7 @@ def test_automatic_writes_the_text_of_plain_decoding():
     """Whatever is measured, switched and stopped on the way."""
     loaded = load_pair("demo")
     controller = Controller(curve=cost_curve(loaded))
-    for request in requests_of(loaded, 6, 80):
+    for request in requests_of(loaded, 4, 80):
         sampled = replace(request, sampling=replace(request.sampling, temperature=0.9, seed=4))
         paced = controller.await_request(Traffic(len(request.prompt_ids), 0.9), 0.0)
         texts = [
