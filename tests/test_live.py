@@ -153,19 +153,18 @@ def test_a_long_fixed_depth_is_off_with_the_reference_blas():
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("blas", BLAS)
-@pytest.mark.xfail(
-    strict=False,
-    reason="with OpenBLAS it may still be Measuring after 40 requests, decoding plainly: −3 % ± 5",
-)
 def test_three_in_ten_is_off_at_any_depth(blas: str | None):
-    """The oracle again, free to choose its depth."""
+    """The oracle again, free to choose its depth: with one draft a round it is nearly level."""
     script = (
         "from tests.test_live import *\n"
         "loaded = load_pair('demo')\n"
-        "requests = requests_of(loaded, 40, 96)\n"
+        "requests = requests_of(loaded, 60, 96)\n"
         "pair = oracle_pair(loaded, requests, 0.3, charge=True)\n"
         "controller = Controller(curve=cost_curve(loaded))\n"
-        "print([controller.status.state for _ in serve(pair, controller, requests)][-1])\n"
+        "for _ in serve(pair, controller, requests * 3):\n"
+        "    if controller.status.state != 'measuring':\n"
+        "        break\n"
+        "print(controller.status.state, controller.memory.n_requests)\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script],
@@ -175,7 +174,7 @@ def test_three_in_ten_is_off_at_any_depth(blas: str | None):
         cwd=Path(__file__).parent.parent,
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split()[-1] == "off"
+    assert ran.stdout.split()[0] == "off", ran.stdout
 
 
 @pytest.mark.long
