@@ -34,11 +34,15 @@ SETTLE_REQUESTS = 60  # at most so many before the timed ones, until there is a 
 
 
 class Timed:
-    """A pacer whose own work is timed, on the host, for bench's facts."""
+    """A pacer whose own work is timed, on the host, for bench's facts.
+
+    took_ms   while the reply is written
+    after_ms  once its last token is out: it keeps the next reply waiting, not this one
+    """
 
     def __init__(self, pacer: Pacer) -> None:
         self._pacer = pacer
-        self.took_ms = 0.0
+        self.took_ms = self.after_ms = 0.0
 
     def plan(self) -> Plan:
         begin = time.perf_counter()
@@ -54,7 +58,7 @@ class Timed:
     def end(self) -> None:
         begin = time.perf_counter()
         self._pacer.end()
-        self.took_ms += (time.perf_counter() - begin) * 1000
+        self.after_ms += (time.perf_counter() - begin) * 1000
 
 
 class Automatic:
@@ -62,7 +66,8 @@ class Automatic:
 
     depth                   the only one it may use; None or 0: it chooses
     forced, on_concluded    as of Controller
-    overhead_ms, decode_ms  what its controller took, and all decoding it was there for
+    overhead_ms, after_ms   what its controller took inside replies, and after them
+    decode_ms               all decoding it was there for
     """
 
     def __init__(
@@ -80,8 +85,7 @@ class Automatic:
             forced=forced,
             on_concluded=on_concluded,
         )
-        self.overhead_ms = 0.0
-        self.decode_ms = 0.0
+        self.overhead_ms = self.after_ms = self.decode_ms = 0.0
 
     @property
     def status(self) -> Status:
@@ -89,8 +93,13 @@ class Automatic:
 
     @property
     def overhead(self) -> float | None:
-        """The controller's share of decode time."""
+        """What the controller took inside replies, as a share of decode time."""
         return self.overhead_ms / self.decode_ms if self.decode_ms else None
+
+    @property
+    def overhead_after(self) -> float | None:
+        """What it took after them, as such a share: of decode time, though not in it."""
+        return self.after_ms / self.decode_ms if self.decode_ms else None
 
     def answer(self, request: Request, batch: Batch) -> tuple[Reply, RequestPacer | None]:
         """One reply, and the pacer that heard it; None for a reply that was over at once."""
@@ -100,6 +109,7 @@ class Automatic:
         timed = Timed(awaited)
         reply = answer(self.pair, request, AUTO, batch.limits, timed)
         self.overhead_ms += timed.took_ms
+        self.after_ms += timed.after_ms
         self.decode_ms += reply.timing.decode_ms
         return reply, awaited.request
 
@@ -155,6 +165,7 @@ class Comparison:
     by_workload: Mapping[str, float]
     best_depths: Mapping[str, int]
     overhead: float | None
+    overhead_after: float | None
 
     @property
     def slowest(self) -> tuple[str, float] | None:
@@ -187,6 +198,7 @@ def compare(automatic: Automatic, settle_requests: int, served: Sequence[Served]
         by_workload=by_workload,
         best_depths=best_depths,
         overhead=automatic.overhead,
+        overhead_after=automatic.overhead_after,
     )
 
 

@@ -114,7 +114,10 @@ def print_automatic(out: Console, found: Comparison) -> None:
         name, ratio = found.slowest
         out.print(f"  least gain on {name}: {number(ratio, 2)} times plain decoding's speed")
     if found.overhead is not None:
-        out.print(f"  deciding took {100 * found.overhead:.2f}% of decode time")
+        out.print(
+            f"  deciding took {100 * found.overhead:.2f}% of decode time, "
+            f"and another {100 * (found.overhead_after or 0):.2f}% between replies"
+        )
 
 
 def why_no_verdict(batch: Batch) -> str:
@@ -372,6 +375,7 @@ def automatic_json(found: Comparison) -> dict[str, Any]:
         "best_depths": dict(found.best_depths),
         "over_plain": dict(found.by_workload),
         "controller_share": found.overhead,
+        "controller_share_after": found.overhead_after,
     }
 
 
