@@ -8,13 +8,17 @@ Class                              code                     status  retry
   ModelError                       model_error              500     no
     ModelNotFound                  model_not_found          404     no
     CheckpointError                checkpoint_error         500     no
+    ModelTooLarge                  model_too_large          500     no
     UnsupportedModel               unsupported_model        500     no
     PairMismatch                   pair_mismatch            500     no    served without the draft
   RequestError                     invalid_request          400     no
     ContextTooLong                 context_length_exceeded  400     no
+    NotEnoughMemory                not_enough_memory        400     no
     UnknownModel                   model_not_found          404     no
     InvalidParameter               invalid_parameter        400     no
   Overloaded                       overloaded               503     yes   after retry_after_s
+  ShuttingDown                       shutting_down            503     yes
+  TimedOut                         timed_out                504     yes   the limit of one call
   LinkError                        link_error               502     yes
     LinkLost                       link_lost                502     yes   after the next delay
     LinkRefused                    link_refused             502     no    token or version
@@ -34,11 +38,17 @@ MAX_VALUE_CHARS = 80
 
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = MAX_VALUE_CHARS
+_values.maxlevel = 2  # of six, each with six items, a message could be megabytes long
 
 
 def shown(value: object) -> str:
     """A value as a message shows it: its repr, cut to about MAX_VALUE_CHARS."""
-    return _values.repr(value)
+    text = _values.repr(value)
+    return text if len(text) <= 2 * MAX_VALUE_CHARS else f"{text[: 2 * MAX_VALUE_CHARS]}…"
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:,.0f} MB"
 
 
 class WorkerError(Exception):
@@ -91,6 +101,19 @@ class CheckpointError(ModelError):
         self.what = what
 
 
+class ModelTooLarge(ModelError):
+    """A model whose weights this worker's memory can never hold."""
+
+    code = "model_too_large"
+
+    def __init__(self, model: str, *, need_bytes: int, budget_bytes: int):
+        super().__init__(
+            f"{model}: its weights take {_megabytes(need_bytes)}, "
+            f"this worker may use {_megabytes(budget_bytes)}",
+            hint="choose a smaller or more quantised one, or raise limits.memory_gb",
+        )
+
+
 class UnsupportedModel(ModelError):
     """The model is whole, but of a kind this worker can't run."""
 
@@ -131,20 +154,43 @@ class RequestError(WorkerError):
 
 
 class ContextTooLong(RequestError):
-    """The prompt, or the prompt with its reply, exceeds what the model can hold."""
+    """The prompt, or the prompt with its reply, exceeds what the model can hold.
+
+    is_least  it was not counted to its end
+    """
 
     code = "context_length_exceeded"
 
     def __init__(
-        self, *, tokens: int, limit: int, param: str = "messages", hint: str | None = None
+        self,
+        *,
+        tokens: int,
+        limit: int,
+        is_least: bool = False,
+        param: str = "messages",
+        hint: str | None = None,
     ):
         super().__init__(
-            f"prompt has {tokens:,} tokens; this model takes {limit:,}",
+            f"prompt has {'at least ' * is_least}{tokens:,} tokens; this model takes {limit:,}",
             param=param,
             hint=hint or "shorten the prompt or lower max_tokens",
         )
         self.tokens = tokens
         self.limit = limit
+
+
+class NotEnoughMemory(RequestError):
+    """A request that this worker's memory can never hold."""
+
+    code = "not_enough_memory"
+
+    def __init__(self, *, tokens: int, need_bytes: int, room_bytes: int):
+        super().__init__(
+            f"prompt and reply of {tokens:,} tokens need {_megabytes(need_bytes)}; "
+            f"this worker has {_megabytes(room_bytes)} beside the model",
+            param="max_tokens",
+            hint="shorten the prompt, lower max_tokens, or raise limits.memory_gb",
+        )
 
 
 class UnknownModel(RequestError):
@@ -180,6 +226,32 @@ class Overloaded(WorkerError):
     def __init__(self, message: str, *, retry_after_s: float, hint: str | None = None):
         super().__init__(message, hint=hint or f"try again in {math.ceil(retry_after_s)} s")
         self.retry_after_s = retry_after_s
+
+
+class ShuttingDown(WorkerError):
+    """The worker was told to stop: it takes no more, and finishes only what fits."""
+
+    code = "shutting_down"
+    status = 503
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("the worker is shutting down", hint="ask another, or start it again")
+
+
+class TimedOut(WorkerError):
+    """A call took longer than a worker lets one take, waiting included."""
+
+    code = "timed_out"
+    status = 504
+    retryable = True
+
+    def __init__(self, limit_s: float):
+        super().__init__(
+            f"not done after {limit_s:g} s, the limit of this worker",
+            hint="ask for fewer tokens, or raise limits.call_s",
+        )
+        self.limit_s = limit_s
 
 
 class LinkError(WorkerError):

@@ -4,8 +4,6 @@ Owns the handful of calls that a script or a notebook makes. Everything runs on 
 its own; ids, text and numpy arrays come back, never MLX arrays.
 """
 
-import gc
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,29 +11,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from mlx_worker.control.controller import Controller
-from mlx_worker.control.status import WHY_AUTOMATIC
-from mlx_worker.decisions import DecisionLog
 from mlx_worker.engine import probe, validate
-from mlx_worker.engine.costs import cost_curve
 from mlx_worker.engine.draft import Position
-from mlx_worker.engine.load import LoadedPair, load_pair
+from mlx_worker.engine.load import load_pair
 from mlx_worker.engine.prefix import BUDGET_BYTES, PrefixCache
-from mlx_worker.engine.session import generate_events
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import InvalidParameter
+from mlx_worker.loaded_model import Decider, LoadedModel, collect
 from mlx_worker.records import (
-    MAX_DEPTH,
     Acceptance,
     Done,
     Event,
     GenerationRequest,
-    Pacer,
     Sampling,
     Speculation,
-    Status,
     Text,
-    Traffic,
     effective_status,
 )
 
@@ -73,94 +63,47 @@ def load(
     engine = EngineThread()
     try:
         wanted = None if draft is None else str(draft)
-        decider = _Decider(depth, None if decision_log is None else Path(decision_log))
-        prefixes = PrefixCache(BUDGET_BYTES if kv_prefix_cache else 0)
-        return Pair(engine, _Holder(engine, str(model), wanted, position, prefixes), decider)
+        decider = Decider(depth, None if decision_log is None else Path(decision_log))
+
+        def make() -> LoadedModel:
+            prefixes = PrefixCache(BUDGET_BYTES if kv_prefix_cache else 0)
+            pair = load_pair(str(model), wanted, position=position)
+            return LoadedModel(pair, prefixes, decider)
+
+        return Pair(engine, _Holder(engine, make), decider)
     except BaseException:
         engine.close()
         raise
 
 
 class _Holder:
-    """Keeps the loaded pair and its prefix cache reachable from the engine thread alone."""
+    """Keeps the loaded model reachable from the engine thread alone."""
 
-    def __init__(
-        self,
-        engine: EngineThread,
-        model: str,
-        draft: str | None,
-        position: Position,
-        prefixes: PrefixCache,
-    ) -> None:
-        self.pair: LoadedPair | None = None
-        self.prefixes = prefixes
+    def __init__(self, engine: EngineThread, make: Callable[[], LoadedModel]) -> None:
+        self.model: LoadedModel | None = None
         self.vocab_size = 0
 
         def job() -> None:
-            self.pair = load_pair(model, draft, position=position)
-            self.vocab_size = self.pair.target.vocab_size
+            self.model = make()
+            self.vocab_size = self.model.pair.target.vocab_size
 
         engine.call(job)
 
-    def get(self) -> LoadedPair:
-        assert self.pair is not None, "a closed engine takes no jobs"
-        return self.pair
+    def get(self) -> LoadedModel:
+        assert self.model is not None, "a closed engine takes no jobs"
+        return self.model
 
     def drop(self) -> None:
-        self.pair = None
-        self.prefixes.clear()
-        gc.collect()  # what a network's modules hold of each other is freed here too
-
-
-class _Decider:
-    """The controller of a pair, made when `auto` is first asked for, and its log."""
-
-    def __init__(self, depth: int | None, folder: Path | None) -> None:
-        if depth is not None and not 1 <= depth <= MAX_DEPTH:
-            raise InvalidParameter("depth", depth, f"1 to {MAX_DEPTH}, or None")
-        self._depths = range(1, MAX_DEPTH + 1) if depth is None else [depth]
-        self._folder = folder
-        self._log: DecisionLog | None = None
-        self.controller: Controller | None = None
-
-    def pacer(self, pair: LoadedPair, request: GenerationRequest) -> Pacer | None:
-        """Who paces this request; None where nothing is to be decided. Engine thread."""
-        if request.speculation != "auto" or pair.draft_kind is None:
-            return None
-        controller = self.controller or self._made(pair)
-        traffic = Traffic(len(request.prompt_ids), request.sampling.temperature)
-        return controller.await_request(traffic, time.time())
-
-    def flush(self) -> None:
-        """Write the log. Not on the engine thread."""
-        if self._log:
-            self._log.flush()
-
-    def close(self) -> None:
-        if self._log:
-            self._log.close()
-
-    @property
-    def status(self) -> Status:
-        return self.controller.status if self.controller else Status("automatic", why=WHY_AUTOMATIC)
-
-    def _made(self, pair: LoadedPair) -> Controller:
-        if self._folder is not None:
-            self._log = DecisionLog(self._folder, {"model": pair.name, "draft": pair.draft_name})
-        hear = self._log.hear if self._log else _ignore
-        self.controller = Controller(curve=cost_curve(pair), depths=self._depths, on_concluded=hear)
-        if self._log:
-            self._log.attach(self.controller)
-        return self.controller
-
-
-def _ignore(_: object) -> None: ...
+        if self.model is not None:
+            self.model.prefixes.clear()
+        self.model = None
+        collect()
 
 
 class Pair:
     """A loaded target with its draft. Safe to use from any thread; one reply at a time."""
 
-    def __init__(self, engine: EngineThread, holder: _Holder, decider: _Decider) -> None:
+    def __init__(self, engine: EngineThread, holder: _Holder, decider: Decider) -> None:
         self._engine = engine
         self._holder = holder
         self._decider = decider
@@ -179,7 +122,7 @@ class Pair:
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """One full pass without a cache. ids: L of them → (L, vocab_size) float32."""
-        return self._engine.call(lambda: probe.logits(self._holder.get(), ids))
+        return self._engine.call(lambda: probe.logits(self._holder.get().pair, ids))
 
     def propose(
         self, ids: Sequence[int], depth: int, position: Position | None = None
@@ -191,7 +134,9 @@ class Pair:
         Returns up to `depth` ids; prompt lookup may find fewer.
         Raises RequestError where there is no draft.
         """
-        return self._engine.call(lambda: probe.propose(self._holder.get(), ids, depth, position))
+        return self._engine.call(
+            lambda: probe.propose(self._holder.get().pair, ids, depth, position)
+        )
 
     def generate(
         self,
@@ -256,15 +201,13 @@ class Pair:
         validate.validate(request, self._holder.vocab_size)
 
         def make() -> Iterator[Event]:
-            pair = self._holder.get()
-            ids = request.prompt_ids
+            model = self._holder.get()
+            pair, ids = model.pair, request.prompt_ids
             if isinstance(items[0], Mapping):
                 messages = cast(Sequence[Mapping[str, Any]], items)
                 ids = pair.encode_chat(messages, enable_thinking=enable_thinking)
-            sampling = _sampling(pair, given)
-            whole = replace(request, prompt_ids=ids, sampling=sampling)
-            pacer = self._decider.pacer(pair, whole)
-            return generate_events(pair, whole, pacer, self._holder.prefixes)
+            sampling = model.sampling(given)
+            return model.events(replace(request, prompt_ids=ids, sampling=sampling))
 
         return self._events(make)
 
@@ -280,7 +223,7 @@ class Pair:
 
     def status(self) -> dict[str, Any]:
         """What is loaded, and what the last reply measured. Plain values."""
-        facts = self._engine.call(lambda: _facts(self._holder.get(), self._holder.prefixes))
+        facts = self._engine.call(lambda: self._holder.get().facts())
         measured = self._decider.status
         shown = effective_status(measured, has_draft=facts["draft_kind"] is not None)
         facts["speculation"] = shown.text
@@ -294,30 +237,6 @@ class Pair:
             "accepted": timing.accepted,
         }
         return facts
-
-
-def _facts(pair: LoadedPair, prefixes: PrefixCache) -> dict[str, Any]:
-    return {
-        "model": pair.name,
-        "model_type": pair.model_type,
-        "path": str(pair.path),
-        "dtype": pair.dtype,
-        "quantization": pair.quantization,
-        "vocab_size": pair.target.vocab_size,
-        "context_limit": pair.target.context_limit,
-        "target_bytes": pair.target_bytes,
-        "kv_bytes_per_token": pair.kv_bytes_per_token,
-        "draft": pair.draft_name,
-        "draft_kind": pair.draft_kind,
-        "draft_bytes": pair.draft_bytes,
-        "draft_problem": pair.draft_problem,
-        "kv_prefix_cache": {
-            "requests": prefixes.n_requests,
-            "hits": prefixes.n_hits,
-            "saved_tokens": prefixes.n_tokens,
-            "bytes": prefixes.nbytes,
-        },
-    }
 
 
 def _tuple(name: str, value: object) -> tuple[Any, ...] | None:
@@ -340,9 +259,3 @@ def _prompt_items(prompt: object) -> tuple[Mapping[str, Any] | int, ...]:
     if all(validate.is_whole(item) for item in items):
         return tuple(int(item) for item in items)
     raise InvalidParameter("prompt", prompt, "all messages or all token ids")
-
-
-def _sampling(pair: LoadedPair, given: Mapping[str, Any]) -> Sampling:
-    defaults = pair.generation_defaults
-    suppress = (*defaults.suppress_ids, *given.get("suppress_ids", ()))
-    return replace(defaults, **{**given, "suppress_ids": suppress})

@@ -9,7 +9,7 @@ in `_s`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -18,6 +18,7 @@ Acceptance = Literal["coupled", "standard"]
 FinishReason = Literal["stop", "length"]
 
 DEFAULT_DEPTH = 3  # drafted ids a round where drafting is asked for without a depth
+LOCAL = "local"  # the scope of whoever has no key
 MAX_DEPTH = 8  # drafted ids a round; also bounds what a cache must be able to rewind
 
 
@@ -156,6 +157,103 @@ class Failed:
 
 
 Event = Progress | Text | Done | Failed
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a client asks for at a door: parsed and within limits, but not yet of any model.
+
+    id          of the request, as X-Request-Id says it
+    model       the name it gave; None: the worker's first
+    messages    of a chat, {"role", "content"} with texts; None for a completion
+    prompt      of a completion: text or token ids; "" beside messages
+    sampling    the fields of Sampling that it set; the rest is the model's own
+    n           choices wanted; choice i uses noise index i
+    max_tokens  None: what the worker gives by default
+    stop        visible texts that end a choice
+    speculation  on, off, or auto: as was measured
+    enable_thinking  let the model think before it answers
+    scope       whose prefix cache it may use: a hash of the caller's key, or LOCAL
+    is_streamed its pieces are wanted as they come; else nothing is before its end
+    """
+
+    id: str
+    model: str | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    prompt: str | tuple[int, ...] = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    speculation: Speculation = "auto"
+    enable_thinking: bool = False
+    scope: str = LOCAL
+    is_streamed: bool = True
+
+
+@dataclass(frozen=True)
+class Started:
+    """The engine took a call up.
+
+    model           the id it is answered under
+    prompt_tokens   of the prompt, counted once for all choices
+    queue_wait_ms   from submit until the engine was free for it
+    model_load_ms   of it, what loading the model took; 0 where it was loaded
+    notice          (code, message) for what was asked and can't be had, such as
+                    speculation_unavailable; None: nothing to say
+    """
+
+    model: str
+    prompt_tokens: int
+    queue_wait_ms: float
+    model_load_ms: float = 0.0
+    notice: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class ReplyEvent:
+    """An event of one choice.
+
+    tokens  the bytes of each id that the event's logprobs name; empty without logprobs
+    """
+
+    choice: int
+    event: Progress | Text | Done
+    tokens: Mapping[int, bytes] = field(default_factory=dict[int, bytes])
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that calls may name.
+
+    created  Unix time at which it was configured or loaded first
+    """
+
+    id: str
+    created: int
+    context_tokens: int | None = None
+    draft: str | None = None
+    is_loaded: bool = True
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the worker's user may switch while it runs; kept in policies.json.
+
+    speculative_decoding   auto: as measured; off: drafts are never used
+    kv_prefix_cache        replies' keys and values are kept for the prompts that go on from them
+    """
+
+    speculative_decoding: Literal["auto", "off"] = "auto"
+    kv_prefix_cache: bool = True
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether requests can be served now; why not, in one sentence."""
+
+    is_ok: bool
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -325,9 +423,30 @@ class Pacer(Protocol):
 
 
 class Engine(Protocol):
-    """Writes replies; the three doors (HTTP, link, bench) see nothing else of it."""
+    """Writes replies; the doors (HTTP, link) see nothing else of it. On the event loop.
 
-    def generate(self, request: GenerationRequest) -> Iterator[Event]: ...
+    submit    what one call gives: Started, then ReplyEvents of its choices, the last of each a
+              Done. Raises RequestError (the client's doing), Overloaded (no room; nothing was
+              begun), EngineDied, GenerationFailed. Closing it cancels within a round or a chunk
+    models    what is served, the default first
+    health    whether it can serve, and why not
+    status    everything measured, plain values: what /status shows
+    settings  those in force
+    change    replaces the fields of Settings that are named, from the next call on, and keeps them;
+              returns what is in force then. Raises ConfigError where they can't be kept
+    """
+
+    def submit(self, call: Call) -> AsyncGenerator[Started | ReplyEvent, None]: ...
+
+    def models(self) -> Sequence[ServedModel]: ...
+
+    def health(self) -> Health: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+    def settings(self) -> Settings: ...
+
+    async def change(self, changes: Mapping[str, Any]) -> Settings: ...
 
 
 class Tokenizer(Protocol):

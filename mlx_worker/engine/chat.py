@@ -11,6 +11,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from mlx_worker.engine.room import Room
 from mlx_worker.errors import InvalidParameter, RequestError
 
 NONCHARACTER = "\ufdd0"  # Unicode keeps it free for a program's own use
@@ -18,10 +19,14 @@ CLIENT_OPTIONS = ("tools", "documents")  # template options that hold a client's
 
 
 class ChatEncoder:
-    """Encodes messages for one tokenizer; built once, because it indexes the control tokens."""
+    """Encodes messages for one tokenizer; built once, because it indexes the control tokens.
 
-    def __init__(self, tokenizer: TokenizerWrapper) -> None:
+    room  of the model, beyond which nothing is encoded; None: no end
+    """
+
+    def __init__(self, tokenizer: TokenizerWrapper, room: Room | None = None) -> None:
         self._tokenizer = tokenizer
+        self._room = room
         tokens = _control_tokens(tokenizer)
         # The template finds past thinking by its markers, so these must reach it whole.
         thinking = f"{tokenizer.think_start} {tokenizer.think_end}"
@@ -31,19 +36,33 @@ class ChatEncoder:
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[int, ...]:
         """Prompt ids with the reply's turn opened; options (tools, …) are the template's.
 
-        Raises RequestError where the template refuses the messages, or there is none.
+        Raises RequestError where the template refuses the messages, or there is none;
+        ContextTooLong where they can't fit.
         """
+        if self._room:
+            self._room.check_count(messages)
+            for message in messages:
+                if isinstance(text := message.get("content"), str):
+                    self._room.check_text(text.strip())  # templates drop blanks at its ends
         options.setdefault("enable_thinking", False)
         mark = _unused_mark([messages, options])
         safe = [self._safe(message, mark) for message in messages]
         for name in CLIENT_OPTIONS:
             if name in options:
                 options[name] = self._cutter.cut(options[name], mark)
-        first, *rest = self._rendered(safe, options).split(mark)
+        text = self._rendered(safe, options)
+        if self._room:
+            self._room.check_text(text)
+        return tuple(self._joined(text.split(mark), mark))
+
+    def _joined(self, pieces: Sequence[str], mark: str) -> list[int]:
+        first, *rest = pieces
         ids = self._ids(first)
         for piece in rest:
             ids += self._ids_after(mark, piece)
-        return tuple(ids)
+            if self._room:
+                self._room.check_count(ids)
+        return ids
 
     def _safe(self, message: Mapping[str, Any], mark: str) -> Any:
         is_reply = message.get("role") in ("assistant", "model")

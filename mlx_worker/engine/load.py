@@ -36,8 +36,10 @@ from mlx_worker.engine.draft import (
     Position,
 )
 from mlx_worker.engine.pairing import check_vocabulary, load_assistant
+from mlx_worker.engine.room import Room
 from mlx_worker.engine.sample import Sampler
 from mlx_worker.engine.target import Target
+from mlx_worker.engine.text import TokenBytes
 from mlx_worker.engine.validate import check_sampling, check_word, is_whole
 from mlx_worker.engine.weights import build_error, no_network, read_tokenizer, settle
 from mlx_worker.errors import (
@@ -127,13 +129,30 @@ class LoadedPair:
         """Messages → prompt ids through the model's own chat template, reply turn opened.
 
         Text inside a message that looks like a control token stays text. Raises RequestError where
-        the template refuses the messages, or there is none.
+        the template refuses the messages, or there is none; ContextTooLong where they can't fit.
         """
         return self._chat_encoder.encode(messages, **options)
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Prompt ids of a raw text: no template, and control tokens in it count as such.
+
+        Raises ContextTooLong where it can't fit.
+        """
+        self._room.check_text(text)
+        return tuple(self.tokenizer.encode(text))
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """id → the bytes it stands for."""
+        return TokenBytes(self.tokenizer)
+
     @cached_property
     def _chat_encoder(self) -> ChatEncoder:
-        return ChatEncoder(self.tokenizer)
+        return ChatEncoder(self.tokenizer, self._room)
+
+    @cached_property
+    def _room(self) -> Room:
+        return Room(self.tokenizer, self.target.context_limit)
 
 
 def load_pair(

@@ -149,6 +149,12 @@ class PrefixCache:
         while self.nbytes > self.budget_bytes:
             del self._conversations[0]
 
+    def let_go(self, n_bytes: int) -> None:
+        """Forget conversations, the least recently used first, until so much is free, or all."""
+        goal = self.nbytes - n_bytes
+        while self._conversations and self.nbytes > goal:
+            del self._conversations[0]
+
     def clear(self) -> None:
         self._conversations.clear()
 

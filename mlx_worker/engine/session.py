@@ -25,6 +25,7 @@ from mlx_worker.engine.validate import validate
 from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
 from mlx_worker.records import (
     DEFAULT_DEPTH,
+    LOCAL,
     Done,
     Event,
     FinishReason,
@@ -39,7 +40,6 @@ from mlx_worker.records import (
     Usage,
 )
 
-LOCAL = "local"  # the scope of whoever has no key
 PREFILL_CHUNK_TOKENS = 512
 CLEAR_TOKENS = 256  # MLX keeps freed buffers of every length seen; let go of them this often
 
@@ -306,9 +306,10 @@ def generate_events(
     request: GenerationRequest,
     pacer: Pacer | None = None,
     prefixes: PrefixCache | None = None,
-) -> Iterator[Event]:
+    scope: str = LOCAL,
+) -> Generator[Event, None, None]:
     """Write one reply. Raises RequestError before the first event, GenerationFailed during it."""
-    return Session(pair, request, pacer, prefixes=prefixes).events()
+    return Session(pair, request, pacer, prefixes=prefixes, scope=scope).events()
 
 
 def n_accepted(chosen: Chosen, kept: Chosen) -> int:
@@ -321,6 +322,9 @@ def check(pair: LoadedPair, request: GenerationRequest) -> None:
     validate(request, pair.target.vocab_size)
     n_prompt, limit = len(request.prompt_ids), pair.target.context_limit
     if request.max_tokens >= limit:
-        raise InvalidParameter("max_tokens", request.max_tokens, f"below {limit}, what it can hold")
+        bound = f"below {limit:,}, the context of the model"
+        raise InvalidParameter("max_tokens", request.max_tokens, bound)
     if n_prompt + request.max_tokens > limit:
-        raise ContextTooLong(tokens=n_prompt, limit=limit - request.max_tokens)
+        share = f"{request.max_tokens:,} of the {limit:,} it can hold"
+        hint = f"shorten the prompt, or lower max_tokens, which takes {share}"
+        raise ContextTooLong(tokens=n_prompt, limit=limit - request.max_tokens, hint=hint)

@@ -6,6 +6,7 @@ and which cached layers an assistant reads. Any other mlx-lm text model works to
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,17 @@ from mlx_worker.engine.arrays import module_arrays
 from mlx_worker.engine.cache import Timelines
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Widths of a model's passes, and the bytes of a number in them."""
+
+    hidden: int
+    inner: int
+    heads: int
+    head: int
+    item_bytes: int = 4  # scores are float32 whatever the weights are
 
 
 class Target:
@@ -61,12 +73,42 @@ class Target:
 
     @cached_property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one more token of context takes before any window is full; measured once."""
+        """Bytes that one more token of context takes before any window is full."""
+        return sum(n_bytes for _, n_bytes in self._kv_layers)
+
+    def kv_bytes(self, n_tokens: int, n_spare: int = 0) -> int:
+        """Bytes of the keys and values of n_tokens; a sliding layer forgets all but its window.
+
+        n_spare  tokens that each layer's buffer may have room for beyond those
+        """
+        return sum(
+            n_bytes * (n_spare + (n_tokens if window is None else min(n_tokens, window)))
+            for window, n_bytes in self._kv_layers
+        )
+
+    @cached_property
+    def _kv_layers(self) -> list[tuple[int | None, int]]:
+        """(window, bytes a token) of each layer with keys and values of its own; measured once."""
         timelines = Timelines(self.model)
         self.hidden(mx.array([[0]]), timelines.layers)
-        states = [item for layer in timelines.layers for item in layer.state]
-        arrays = [item for item in states if isinstance(item, mx.array) and item.ndim == 4]
-        return sum(array.nbytes // array.shape[2] for array in arrays)
+        found: list[tuple[int | None, int]] = []
+        for layer in timelines.layers:
+            arrays = [item for item in layer.state if isinstance(item, mx.array) and item.ndim == 4]
+            n_bytes = sum(array.nbytes // array.shape[2] for array in arrays)
+            found.append((getattr(layer, "window", None), n_bytes))
+        return found
+
+    @cached_property
+    def sizes(self) -> "Sizes":
+        """Widths of its passes; 0 for one that its configuration doesn't name."""
+        args = self.gemma.args if self.gemma else getattr(self.model, "args", None)
+        heads = [int(getattr(args, name, 0) or 0) for name in ("head_dim", "global_head_dim")]
+        return Sizes(
+            hidden=int(getattr(args, "hidden_size", 0)),
+            inner=int(getattr(args, "intermediate_size", 0)),
+            heads=int(getattr(args, "num_attention_heads", 0)),
+            head=max(heads),
+        )
 
     def hidden(self, ids: mx.array, caches: Sequence[Any] | None) -> mx.array:
         """One pass: ids (1, L) → (1, L, hidden_size) after the final norm; caches grow by L."""

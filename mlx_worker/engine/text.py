@@ -1,15 +1,18 @@
 """Ids → text pieces: whole characters only, and nothing after a stop string.
 
-Owns the text side of one reply. Emits raw text, markers included; what the markers mean is the
-wire's business. Engine thread only, no arrays.
+Owns the text side of one reply, and the bytes of a single id. Emits raw text, markers included;
+what the markers mean is the wire's business. Engine thread only, no arrays.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how SentencePiece spells a single byte
 MAX_WAITING_IDS = 64  # no character needs so many; bounds the work that broken bytes can cause
 
 
@@ -61,6 +64,46 @@ def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
     return lambda ids: tokenizer.decode(
         ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
+
+
+class TokenBytes:
+    """The bytes that one id stands for, alone; of a control token, those of its name.
+
+    Joined, they are the reply's text, but for a space that a tokenizer drops before the first word.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._decode = _decoder(tokenizer)
+        self._token: Callable[[int], str | None] = tokenizer.convert_ids_to_tokens
+        self._known: dict[int, bytes] = {}
+
+    def __call__(self, id: int) -> bytes:
+        if id not in self._known:
+            self._known[id] = self._bytes(id)
+        return self._known[id]
+
+    def _bytes(self, id: int) -> bytes:
+        token = self._token(id) or ""
+        if spelled := BYTE_TOKEN.fullmatch(token):
+            return bytes([int(spelled[1], 16)])
+        # Beside itself, because a tokenizer may drop the space before the first id of a text.
+        once, twice = self._decode([id]), self._decode([id, id])
+        text = twice[len(once) :]
+        if REPLACEMENT in text and all(char in _byte_letters() for char in token):
+            return bytes(_byte_letters()[char] for char in token)
+        return text.encode()
+
+
+@lru_cache(maxsize=1)
+def _byte_letters() -> dict[str, int]:
+    """Letter → the byte that byte-level tokenizers write with it (GPT-2's table).
+
+    Printable bytes of Latin-1 stand for themselves, the others for the letters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
 class StopCutter:

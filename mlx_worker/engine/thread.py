@@ -2,15 +2,19 @@
 
 Owns the thread and the crossing: callables go in, plain values and streams of events come out.
 MLX streams belong to the thread that made them, so loading, generating and unloading all go
-through here. Jobs run one at a time, in the order they were given.
+through here. Jobs run one at a time, in the order they were given. `call` and `stream` wait in the
+thread that asks, `events` in its event loop.
 """
 
+import asyncio
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Event as Flag, Lock, Thread, current_thread
-from typing import Any, TypeVar
+from time import monotonic
+from typing import Any, TypeVar, cast
 from weakref import finalize
 
 import mlx.core as mx
@@ -19,8 +23,59 @@ from mlx_worker.errors import EngineDied
 
 T = TypeVar("T")
 Job = Callable[[], None]
+Put = Callable[[Any], None]
 
 _END = object()
+
+
+class Pulse:
+    """When the thread last got anywhere: it began a job, or a stream gave an item.
+
+    beat_s  of the monotonic clock; None while it has nothing to do
+    """
+
+    def __init__(self) -> None:
+        self.beat_s: float | None = None
+
+    def beat(self) -> None:
+        self.beat_s = monotonic()
+
+    def rest(self) -> None:
+        self.beat_s = None
+
+    @property
+    def silent_s(self) -> float:
+        """How long it has been busy without getting anywhere. Any thread."""
+        beat_s = self.beat_s
+        return 0.0 if beat_s is None else monotonic() - beat_s
+
+
+class _Inbox:
+    """Items on their way to an event loop, which is woken once for all that came meanwhile."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._items: deque[Any] = deque()
+        self._came = asyncio.Event()
+        self._is_woken = False
+
+    def put(self, item: Any, *, is_urgent: bool = True) -> None:
+        """Any thread. What isn't urgent waits for what is. Raises RuntimeError once the loop is
+        closed."""
+        self._items.append(item)  # before the look at the flag, so that no item is overlooked
+        if is_urgent and not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    async def get(self) -> Any:
+        while not self._items:
+            self._came.clear()
+            await self._came.wait()
+        return self._items.popleft()
+
+    def _wake(self) -> None:
+        self._is_woken = False
+        self._came.set()
 
 
 class EngineThread:
@@ -32,8 +87,10 @@ class EngineThread:
     def __init__(self, name: str = "mlx-engine") -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._closing = Flag()
+        self._pulse = Pulse()
+        self._waiting: set[_Inbox] = set()  # where `events` wait for their next item
         self._lock = Lock()  # between the check that the engine is open and the job given to it
-        self._thread = Thread(target=_run, args=(self._jobs,), name=name, daemon=True)
+        self._thread = Thread(target=_run, args=(self._jobs, self._pulse), name=name, daemon=True)
         self._thread.start()
         self._end = finalize(self, _end, self._jobs, self._closing, self._thread)
 
@@ -63,8 +120,8 @@ class EngineThread:
         neither read nor closed runs to its end; it keeps no later job waiting longer than that.
         """
         items: SimpleQueue[Any] = SimpleQueue()
-        cancelled, closing = Flag(), self._closing
-        self._submit(lambda: _pump(make, items, cancelled, closing))
+        cancelled = Flag()
+        self._submit(self._pumping(make, items.put, cancelled))
         try:
             while (item := items.get()) is not _END:
                 if isinstance(item, _Raised):
@@ -72,6 +129,62 @@ class EngineThread:
                 yield item
         finally:
             cancelled.set()
+
+    async def events(
+        self,
+        make: Callable[[], Iterator[T]],
+        deadline: tuple[float, Exception] | None = None,
+        is_urgent: Callable[[T], bool] = lambda _: True,
+    ) -> AsyncGenerator[T, None]:
+        """The same for an event loop. One that was closed before its turn is never made.
+
+        deadline   seconds from now, and the error that ends it then, after what is there by then
+        is_urgent  whether an item is worth waking the loop for; others come with the next that is
+        """
+        loop = asyncio.get_running_loop()
+        items, cancelled = _Inbox(loop), Flag()
+        self._waiting.add(items)
+        timer = loop.call_later(deadline[0], items.put, _Raised(deadline[1])) if deadline else None
+
+        def put(item: Any) -> None:
+            is_last = item is _END or isinstance(item, _Raised)
+            try:
+                items.put(item, is_urgent=is_last or is_urgent(cast(T, item)))
+            except RuntimeError:  # the loop is closed: nobody is left to read
+                cancelled.set()
+
+        try:
+            self._submit(self._pumping(make, put, cancelled))
+            while (item := await items.get()) is not _END:
+                if isinstance(item, _Raised):
+                    raise item.error
+                yield item
+        finally:
+            cancelled.set()
+            self._waiting.discard(items)
+            if timer:
+                timer.cancel()
+
+    def abandon(self, error: Exception) -> None:
+        """End every `events` that waits, with this error, whatever its job still does.
+
+        On the event loop that reads them.
+        """
+        for items in self._waiting:
+            items.put(_Raised(error))
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def silent_s(self) -> float:
+        """How long it has been busy without getting anywhere; 0 with nothing to do. Any thread."""
+        return self._pulse.silent_s
+
+    def _pumping(self, make: Callable[[], Iterator[T]], put: Put, cancelled: Flag) -> Job:
+        closing, pulse = self._closing, self._pulse
+        return lambda: _pump(make, put, cancelled, closing, pulse)
 
     def close(self, last: Job | None = None) -> None:
         """Finish the calls already given, cut streams short, end the thread. Safe to call twice.
@@ -99,11 +212,13 @@ def closed() -> EngineDied:
     return EngineDied("this engine is closed", hint="load the pair again")
 
 
-def _run(jobs: "SimpleQueue[Job | None]") -> None:
+def _run(jobs: "SimpleQueue[Job | None]", pulse: Pulse) -> None:
     """Do jobs until told to end. MLX aborts the process at exit unless its streams are cleared."""
     while (job := jobs.get()) is not None:
+        pulse.beat()
         job()
         del job  # what a job holds on to must be freed on this thread, before the next one
+        pulse.rest()
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()
@@ -136,25 +251,25 @@ def _without_locals(error: BaseException) -> BaseException:
 
 
 def _pump(
-    make: Callable[[], Iterator[T]], items: "SimpleQueue[Any]", cancelled: Flag, closing: Flag
+    make: Callable[[], Iterator[T]], put: Put, cancelled: Flag, closing: Flag, pulse: Pulse
 ) -> None:
     """Run the generator, handing over each item, until it ends or nobody wants more."""
     try:
         if closing.is_set():
             raise closed()
-        _hand_over(make(), items, cancelled, closing)
+        if not cancelled.is_set():
+            _hand_over(make(), put, cancelled, closing, pulse)
     except BaseException as error:
-        items.put(_Raised(_without_locals(error)))
+        put(_Raised(_without_locals(error)))
     finally:
-        items.put(_END)
+        put(_END)
 
 
-def _hand_over(
-    source: Iterator[T], items: "SimpleQueue[Any]", cancelled: Flag, closing: Flag
-) -> None:
+def _hand_over(source: Iterator[T], put: Put, cancelled: Flag, closing: Flag, pulse: Pulse) -> None:
     try:
         for item in source:
-            items.put(item)
+            pulse.beat()
+            put(item)
             if closing.is_set():
                 raise closed()
             if cancelled.is_set():

@@ -1,6 +1,7 @@
 """Messages become prompt ids through the model's template, and what a client wrote stays text."""
 
 import random
+import time
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -12,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mlx_worker.engine.chat import ChatEncoder, TokenCutter
 from mlx_worker.engine.checkpoint import DEMO_FOLDER
-from mlx_worker.errors import InvalidParameter, RequestError
+from mlx_worker.engine.room import Room
+from mlx_worker.errors import ContextTooLong, InvalidParameter, RequestError
 from tests.tiny import tiny_tokenizer
 
 TOKENS = ["<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>"]
@@ -257,3 +259,27 @@ def test_only_texts_are_cut():
     value = {"a": [1, None, True, 2.5, ("<a>",)], "<a>": {"b": "<a>"}}
     expected = {"a": [1, None, True, 2.5, ["<|a>"]], "<|a>": {"b": "<|a>"}}
     assert TokenCutter(["<a>"]).cut(value, "|") == expected
+
+
+HOSTILE = {
+    "letters": [user("a" * 4_000_000)],
+    "control tokens": [user("<turn|>" * 600_000)],
+    "messages": [user("a")] * 100_000,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_what_can_not_fit_is_refused_before_it_is_encoded(what: str):
+    """16 MiB of it used to keep the engine from everyone for up to two minutes."""
+    encoder = ChatEncoder(demo(), Room(demo(), 512))
+    began = time.thread_time()
+    with pytest.raises(ContextTooLong, match=r"at least [\d,]+ tokens; this model takes 512"):
+        encoder.encode(HOSTILE[what])
+    assert time.thread_time() - began < 2
+
+
+def test_a_prompt_that_fits_is_encoded_as_ever():
+    """Also right at the limit, whatever is cut out of it."""
+    messages = [user("say <turn|> twice <turn|>")]
+    ids = ChatEncoder(demo()).encode(messages)
+    assert ChatEncoder(demo(), Room(demo(), len(ids))).encode(messages) == ids

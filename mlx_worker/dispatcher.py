@@ -1,0 +1,321 @@
+"""The engine as the doors see it: calls wait in line, one at a time is answered, any may leave.
+
+Owns the line (its limit, its order, who waits), the deadline of a call, and the watch over the
+engine thread. Leaves answering to loaded_model.py, which model to roster.py, and the crossing
+between the threads to engine/thread.py. Event loop only, but for `_answers`, which the engine
+thread runs.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+from mlx_worker.engine import memory
+from mlx_worker.engine.session import check
+from mlx_worker.engine.thread import EngineThread
+from mlx_worker.errors import EngineDied, Overloaded, ShuttingDown, TimedOut
+from mlx_worker.loaded_model import LoadedModel
+from mlx_worker.policies import Policies
+from mlx_worker.records import (
+    Acceptance,
+    Call,
+    Done,
+    GenerationRequest,
+    Health,
+    Progress,
+    ReplyEvent,
+    ServedModel,
+    Settings,
+    Started,
+    Text,
+    effective_status,
+)
+from mlx_worker.roster import Entry, Roster
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 1.0  # between two looks at the engine thread
+RECENT_CALLS = 16  # that say how long one takes, for whoever is told to come again
+FIRST_GUESS_S = 2.0  # of that, before there was a call
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a worker takes on.
+
+    waiting       calls in line behind the one that is answered
+    max_tokens    of a reply that names no limit of its own
+    call_s        from submit to the last token; the call fails then
+    silence_s     without a step or a chunk, after which the engine counts as stuck
+    loading_s     the same while a model is loaded
+    """
+
+    waiting: int = 32
+    max_tokens: int = 512
+    call_s: float = 1800.0
+    silence_s: float = 120.0
+    loading_s: float = 1800.0
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How drafts are used where a call doesn't say: config's section `speculation`."""
+
+    depth: int | None = None
+    acceptance: Acceptance = "coupled"
+
+
+class Dispatcher:
+    """Answers calls with the models of a roster. A records.Engine.
+
+    policies, settings, policy_problem  the file of the settings, what it said, and why it could
+                                        not be read
+
+    Next: keep `watch` running, and `drain` it before its thread is closed.
+    """
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        roster: Roster,
+        limits: Limits,
+        drafting: Drafting,
+        policies: Policies,
+        settings: Settings,
+        policy_problem: str | None = None,
+    ) -> None:
+        self._thread = thread
+        self._roster = roster
+        self._limits = limits
+        self._drafting = drafting
+        self._policies = policies
+        self._settings = settings
+        self._policy_problem = policy_problem
+        self._n_waiting = self._n_running = 0
+        self._took_s: deque[float] = deque([FIRST_GUESS_S], RECENT_CALLS)
+        self._trouble: str | None = None
+        self._is_draining = False
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    async def submit(self, call: Call) -> AsyncGenerator[Started | ReplyEvent, None]:
+        self._admit()
+        id = self._roster.known(call.model)
+        submitted = perf_counter()
+        is_running = False
+        self._n_waiting += 1
+        self._is_idle.clear()
+        try:
+            answers = self._thread.events(
+                lambda: self._answers(id, call, submitted),
+                (self._limits.call_s, TimedOut(self._limits.call_s)),
+                is_urgent=lambda event: call.is_streamed or not is_piece(event),
+            )
+            async with aclosing(answers):
+                async for event in answers:
+                    if not is_running:
+                        is_running = True
+                        self._n_waiting -= 1
+                        self._n_running += 1
+                    yield event
+            self._took_s.append(perf_counter() - submitted)
+        finally:
+            if is_running:
+                self._n_running -= 1
+            else:
+                self._n_waiting -= 1
+            if not self._n_waiting + self._n_running:
+                self._is_idle.set()
+
+    def models(self) -> list[ServedModel]:
+        return [entry.served for entry in self._roster.entries.values()]
+
+    def health(self) -> Health:
+        trouble = self._trouble or self._found_trouble()
+        if trouble is None and self._is_draining:
+            trouble = "the worker is shutting down"
+        return Health(trouble is None, trouble or "")
+
+    def status(self) -> dict[str, Any]:
+        health = self.health()
+        return {
+            "state": self._state(health),
+            "why": health.why,
+            "queue": {
+                "running": self._n_running,
+                "waiting": self._n_waiting,
+                "limit": self._limits.waiting,
+            },
+            "memory": memory.used(),
+            "settings": asdict(self._settings),
+            "settings_problem": self._policy_problem,
+            "models": [self._model(entry) for entry in self._roster.entries.values()],
+        }
+
+    def settings(self) -> Settings:
+        return self._settings
+
+    async def change(self, changes: Mapping[str, Any]) -> Settings:
+        self._settings = await asyncio.to_thread(self._policies.change, changes)
+        self._policy_problem = None
+        logger.info("settings: %s", asdict(self._settings))
+        return self._settings
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether drafts are switched off for the whole worker."""
+        return self._settings.speculative_decoding == "off"
+
+    def _model(self, entry: Entry) -> dict[str, Any]:
+        """One model as /status shows it."""
+        shown = None
+        if entry.status is not None:
+            has_draft = entry.facts["draft_kind"] is not None
+            shown = effective_status(
+                entry.status, has_draft=has_draft, is_off_by_settings=self._is_off
+            )
+        return {
+            "id": entry.served.id,
+            "is_loaded": entry.served.is_loaded,
+            **entry.facts,
+            "speculation": shown and shown.text,
+            "measured": shown and asdict(shown),
+        }
+
+    def _state(self, health: Health) -> str:
+        if self._is_draining:
+            return "draining"
+        return "ready" if health.is_ok else "failing"
+
+    async def preload(self) -> None:
+        """Load the default model before the first call asks for it. Raises ModelError."""
+        id = self._roster.known(None)
+        async for _ in self._thread.events(lambda: self._preloading(id)):
+            pass
+
+    async def watch(self) -> str:
+        """Ends with what is wrong, should the engine stop or get stuck; every call fails then."""
+        while (trouble := self._found_trouble()) is None:  # noqa: ASYNC110  (nothing can wake us)
+            await asyncio.sleep(WATCH_S)
+        self._trouble = trouble
+        logger.critical("the engine is lost: %s", trouble)
+        self._thread.abandon(EngineDied(trouble, hint="the worker restarts; try again"))
+        return trouble
+
+    async def drain(self, within_s: float) -> bool:
+        """Take no more calls, and finish those that are here; whether that was done in time."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(within_s):
+                await self._is_idle.wait()
+        except TimeoutError:
+            logger.warning("%d calls were cut off", self._n_running + self._n_waiting)
+            self._thread.abandon(ShuttingDown())
+            return False
+        return True
+
+    def _admit(self) -> None:
+        if self._is_draining:
+            raise ShuttingDown
+        if not (health := self.health()).is_ok:
+            raise EngineDied(health.why, hint="the worker restarts; try again")
+        if self._n_waiting >= self._limits.waiting:
+            wait_s = sum(self._took_s) / len(self._took_s) * self._n_waiting
+            raise Overloaded(
+                f"{self._n_waiting} requests wait already, {self._limits.waiting} are the limit",
+                retry_after_s=max(1.0, wait_s),
+            )
+
+    def _found_trouble(self) -> str | None:
+        if not self._thread.is_alive:
+            return "the engine thread has ended"
+        is_loading = self._roster.loading is not None
+        limit_s = self._limits.loading_s if is_loading else self._limits.silence_s
+        silent_s = self._thread.silent_s
+        if silent_s > limit_s:
+            return f"no progress for {silent_s:.0f} s, {limit_s:.0f} s are the limit"
+        return None
+
+    # --- on the engine thread
+
+    def _preloading(self, id: str) -> Iterator[None]:
+        model, _ = self._roster.take(id, is_asked_for=False)
+        if model.pair.draft_kind is not None:
+            model.decider.prepare(model.pair)
+        yield None
+
+    def _answers(self, id: str, call: Call, submitted: float) -> Iterator[Started | ReplyEvent]:
+        queue_wait_ms = (perf_counter() - submitted) * 1000
+        model, model_load_ms = self._roster.take(id)
+        model.keep_prefixes(self._settings.kv_prefix_cache)
+        request = self._request(model, call)
+        check(model.pair, request)
+        self._roster.admit(model, len(request.prompt_ids) + request.max_tokens)
+        choices = model.choices(request, call.n, call.scope)
+        try:
+            yield Started(
+                id,
+                len(request.prompt_ids),
+                queue_wait_ms,
+                model_load_ms,
+                self._notice(model, call),
+            )
+            for choice, event in choices:
+                if isinstance(event, Progress | Text | Done):
+                    yield ReplyEvent(choice, event, token_names(model, event))
+        finally:
+            choices.close()
+            self._roster.publish(id)
+
+    def _request(self, model: LoadedModel, call: Call) -> GenerationRequest:
+        speculation = "off" if self._is_off else call.speculation
+        ids = prompt_ids(model, call)
+        room = model.pair.target.context_limit - len(ids)
+        max_tokens = call.max_tokens or max(1, min(self._limits.max_tokens, room))
+        return GenerationRequest(
+            prompt_ids=ids,
+            max_tokens=max_tokens,
+            sampling=model.sampling(call.sampling),
+            stop=call.stop,
+            speculation=speculation,
+            depth=self._drafting.depth if speculation == "on" else None,
+            acceptance=self._drafting.acceptance,
+        )
+
+    def _notice(self, model: LoadedModel, call: Call) -> tuple[str, str] | None:
+        """Why drafting that a call insists on can't be had."""
+        if call.speculation != "on":
+            return None
+        if model.pair.draft_kind is None:
+            why = model.pair.draft_problem or f"there is no draft for {model.pair.name}"
+        elif self._is_off:
+            why = "drafting is switched off in the worker's settings"
+        else:
+            return None
+        return "speculation_unavailable", f"decoded without a draft: {why}"
+
+
+def is_piece(event: Started | ReplyEvent) -> bool:
+    """Whether it is a part of a reply, of which a whole one's client sees nothing yet."""
+    return isinstance(event, ReplyEvent) and isinstance(event.event, Text)
+
+
+def prompt_ids(model: LoadedModel, call: Call) -> tuple[int, ...]:
+    if call.messages is not None:
+        return model.pair.encode_chat(call.messages, enable_thinking=call.enable_thinking)
+    if isinstance(call.prompt, str):
+        return model.pair.encode_text(call.prompt)
+    return call.prompt
+
+
+def token_names(model: LoadedModel, event: Progress | Text | Done) -> dict[int, bytes]:
+    """The bytes of every id that an event's logprobs name."""
+    if not isinstance(event, Text) or event.logprobs is None:
+        return {}
+    ids = {one.id for one in event.logprobs} | {id for one in event.logprobs for id, _ in one.top}
+    return {id: model.pair.token_bytes(id) for id in ids}
