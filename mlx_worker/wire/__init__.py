@@ -1,0 +1,1 @@
+"""Bytes and JSON ↔ records. No sockets, no clock, no model."""
