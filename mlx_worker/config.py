@@ -7,12 +7,22 @@ files only in load().
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
 
 from mlx_worker.errors import ConfigError, shown
 from mlx_worker.records import MAX_DEPTH, Acceptance, Speculation
@@ -21,22 +31,50 @@ ENV_PREFIX = "MLX_WORKER_"
 ENV_HOME = "MLX_WORKER_HOME"
 CONFIG_FILE = "config.yaml"
 
+SECRET_KEYS = frozenset({"server.api_key"})  # no message shows their value
+MIN_KEY_CHARS = 8
+_HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_])?)"
+_PORT = r"(?::[1-9][0-9]{0,4})?"
+_AUTHORITY = re.compile(_HOST + _PORT)
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_HOST}{_PORT}")
+_KEY = re.compile(rf"[!-~]{{{MIN_KEY_CHARS},}}")
+
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class OtherModel(Section):
+    """One more model that requests may name."""
+
+    id: str
+    draft: str = "auto"
+
+
 class ModelSection(Section):
-    """Which pair is loaded."""
+    """Which pair is loaded; others are loaded when a request names them."""
 
     id: str | None = None
     draft: str = "auto"
+    others: tuple[OtherModel, ...] = ()
 
 
 class GenerationSection(Section):
     """How one request is run when it doesn't say."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 512
+
+
+class LimitsSection(Section):
+    """What a worker takes on. waiting: requests in line; loaded: models; _s: seconds."""
+
+    waiting: Annotated[int, Field(ge=0)] = 32
+    call_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1800.0
+    silence_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    loading_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1800.0
+    memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    loaded: Annotated[int, Field(ge=1)] = 1
+    least_stay_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
 
 
 class SpeculationSection(Section):
@@ -48,12 +86,73 @@ class SpeculationSection(Section):
     assistant_position: Literal["last_cached", "newest"] = "last_cached"
 
 
+def _split(value: object) -> object:
+    """A variable of the environment gives a list as `a, b`."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _bindable(host: str) -> str:
+    """A name or an address, without brackets or port."""
+    if re.fullmatch(_HOST, host.lower()) and "[" not in host:
+        return host
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        raise ValueError("must be a name or an address, without a port") from None
+    return host
+
+
+def _authorities(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    lowered = tuple(host.lower() for host in hosts)
+    if not all(_AUTHORITY.fullmatch(host) for host in lowered):
+        raise ValueError("must be names or addresses, each with or without :port")
+    return lowered
+
+
+def _origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """As a browser writes them: lower case, no default port."""
+    lowered = tuple(origin.lower() for origin in origins)
+    if not all(_ORIGIN.fullmatch(origin) for origin in lowered):
+        raise ValueError("must be scheme://host or scheme://host:port each, without a path")
+    return tuple(re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", one) for one in lowered)
+
+
+def _strong(key: SecretStr) -> SecretStr:
+    if not _KEY.fullmatch(key.get_secret_value()):
+        raise ValueError(f"must be at least {MIN_KEY_CHARS} visible ASCII characters")
+    return key
+
+
+class ServerSection(Section):
+    """Where the local API listens, and whom it answers.
+
+    api_key          needed with every request but a bare /health and the files of the console page,
+                     which hold no data; None: only on a loopback host
+    allowed_hosts    names it may be called by, besides loopback names and the host's own
+    allowed_origins  pages of other origins whose scripts may call it
+    """
+
+    host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8321
+    api_key: Annotated[SecretStr, AfterValidator(_strong)] | None = None
+    allowed_hosts: Annotated[
+        tuple[str, ...], BeforeValidator(_split), AfterValidator(_authorities)
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...], BeforeValidator(_split), AfterValidator(_origins)
+    ] = ()
+
+
 class Config(Section):
     """Everything that can be set; Config() is every default."""
 
     model: ModelSection = ModelSection()
     generation: GenerationSection = GenerationSection()
     speculation: SpeculationSection = SpeculationSection()
+    server: ServerSection = ServerSection()
+    limits: LimitsSection = LimitsSection()
 
 
 def home() -> Path:
@@ -110,8 +209,9 @@ def _build(values: dict[str, Any], origins: Mapping[str, str]) -> Config:
             raise ConfigError(
                 f"{origin}unknown key: {key}", hint=f"did you mean {_nearest(key)}?"
             ) from None
-        limit = first["msg"].removeprefix("Input ")
-        raise ConfigError(f"{origin}{key}: {shown(first['input'])}, {limit}") from None
+        limit = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        value = "" if key in SECRET_KEYS else f"{shown(first['input'])}, "
+        raise ConfigError(f"{origin}{key}: {value}{limit}") from None
 
 
 def _nearest(unknown: str) -> str:

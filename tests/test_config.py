@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlx_worker.config import Config, home as folder, known_keys, load, override
+from mlx_worker.config import SECRET_KEYS, Config, home as folder, known_keys, load, override
 from mlx_worker.errors import ConfigError
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
@@ -151,6 +151,93 @@ def test_a_file_that_is_no_text_is_refused(file: Path):
     file.write_bytes(b"model: \xff\n")
     with pytest.raises(ConfigError, match="not UTF-8 at byte 7"):
         load(file, {})
+
+
+def test_the_server_listens_on_loopback_without_a_key_unless_told():
+    """Nobody else can call a fresh installation, so nobody needs a key."""
+    server = Config().server
+    assert (server.host, server.port, server.api_key) == ("127.0.0.1", 8321, None)
+    assert (server.allowed_hosts, server.allowed_origins) == ((), ())
+
+
+def test_lists_can_be_given_as_a_variable(file: Path):
+    """Separated by commas, as a variable has no other way."""
+    file.write_text("")
+    names = {"ALLOWED_HOSTS": "Mac.local, [::1]:9000,", "ALLOWED_ORIGINS": ""}
+    environ = {f"MLX_WORKER_SERVER__{name}": value for name, value in names.items()}
+    server = load(file, environ).server
+    assert (server.allowed_hosts, server.allowed_origins) == (("mac.local", "[::1]:9000"), ())
+
+
+def test_origins_are_kept_as_browsers_write_them(file: Path):
+    """In lower case and without a default port, so that they can be compared as they come."""
+    file.write_text(
+        "server: {allowed_origins: ['HTTPS://Chat.Example:443', 'http://a:80', 'http://b:443',"
+        " 'https://c:80', 'http://[::1]:3000', 'app://obsidian.md']}\n"
+    )
+    assert load(file, {}).server.allowed_origins == (
+        "https://chat.example", "http://a", "http://b:443", "https://c:80", "http://[::1]:3000",
+        "app://obsidian.md",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "null", "", "chat.example", "https://", "https://a/", "https://a/b", "https://a?b",
+     "https://u@a", "https://a:", "https://a:x", "https://a:0", "https://*.a", "https://a b",
+     "//a", "https:a", "https://a,https://b/", "https://a\n"],
+)  # fmt: skip
+def test_an_origin_that_is_none_is_refused(file: Path, origin: str):
+    """A pattern, a path or a user would never match, or match too much."""
+    message = refusal(file, yaml.safe_dump({"server": {"allowed_origins": [origin]}}))
+    assert message.endswith("must be scheme://host or scheme://host:port each, without a path")
+
+
+@pytest.mark.parametrize("host", ["*", "", "http://a", "a/b", "u@a", "a:", "a:x", "::1", "a b"])
+def test_a_listed_host_that_is_none_is_refused(file: Path, host: str):
+    """It is compared with what a Host header can say."""
+    message = refusal(file, yaml.safe_dump({"server": {"allowed_hosts": [host]}}))
+    assert message.endswith("must be names or addresses, each with or without :port")
+
+
+@pytest.mark.parametrize("host", ["", "*", "a:1", "[::1]", "http://a", "127.0.0.1:80", "a b"])
+def test_a_host_that_can_not_be_listened_on_is_refused(file: Path, host: str):
+    """A port has a key of its own."""
+    message = refusal(file, yaml.safe_dump({"server": {"host": host}}))
+    assert message.endswith("must be a name or an address, without a port")
+
+
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "::1", "::", "fe80::1%en0", "Mac.local"])
+def test_a_name_or_an_address_can_be_listened_on(file: Path, host: str):
+    """Either version of the protocol."""
+    file.write_text(yaml.safe_dump({"server": {"host": host}}))
+    assert load(file, {}).server.host == host
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "x", 1.5])
+def test_a_port_is_from_0_to_65535(file: Path, port: object):
+    """0 is any free one."""
+    assert "server.port" in refusal(file, yaml.safe_dump({"server": {"port": port}}))
+
+
+@pytest.mark.parametrize("key", ["", "hunter2", "hunter2 hunter2", "hunter2é-hunter2", 12345678])
+def test_a_bad_key_is_refused_without_being_shown(file: Path, key: object):
+    """The message says what is wrong with it, and lands in logs."""
+    message = refusal(file, yaml.safe_dump({"server": {"api_key": key}}))
+    assert message.startswith("config.yaml, line 2: server.api_key: ")
+    assert "hunter" not in message
+    assert "12345678" not in message
+
+
+def test_no_way_of_printing_a_config_shows_the_key(file: Path):
+    """Nor does overriding lose it."""
+    file.write_text("server: {api_key: hunter2-hunter2}\n")
+    config = override(load(file, {}), {"server.port": 9000})
+    assert config.server.api_key
+    assert config.server.api_key.get_secret_value() == "hunter2-hunter2"
+    for text in (repr(config), str(config), config.model_dump_json(), str(config.model_dump())):
+        assert "hunter2" not in text
+    assert set(known_keys()) >= SECRET_KEYS
 
 
 def test_sections_are_frozen():

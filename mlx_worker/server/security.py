@@ -1,0 +1,260 @@
+"""Who may call the local API: names, keys, pages, kinds of body.
+
+Owns the checks that every request passes before a handler sees it. Leaves their order of layers
+to app.py and what all replies carry to front.py. Event loop; nothing here waits.
+
+Danger                                          Answer
+  a page whose name was rebound to 127.0.0.1    Host must be a loopback name, the address the
+                                                connection came in on, the bound name, or listed
+  a page that posts a form, which is sent       a change needs Content-Type: application/json, and
+  without asking us first                       an own or listed Origin where there is one
+  a page that reads what we answer              an unlisted Origin is refused; no CORS headers
+  a stranger on the network                     a key, compared by digest in constant time
+
+A proxy's request line ("GET http://…") is refused: it would name another host than Host does.
+"""
+
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from ipaddress import IPv6Address, ip_address
+
+from aiohttp import web
+
+from mlx_worker.config import ServerSection
+from mlx_worker.errors import ConfigError, shown
+from mlx_worker.records import LOCAL
+from mlx_worker.server.replies import MAX_BODY_BYTES, Refusal
+
+READS = frozenset({"GET", "HEAD", "OPTIONS"})  # every other method counts as a change
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+PREFLIGHT_MAX_AGE_S = 600
+ALLOWED_METHODS = "GET, HEAD, POST, PATCH, DELETE"
+ALLOWED_HEADERS = ("Authorization", "Content-Type", "User-Agent", "X-Request-Id")
+EXPOSED_HEADERS = "X-Request-Id, Retry-After, Server-Timing"
+
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([1-9][0-9]{0,4}))?")
+_CLIENT_HEADER = re.compile(r"x-stainless-[a-z-]+")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The settings, ready to be compared with.
+
+    names      a request may use these with the port it came in on, or without a port
+    listed     (name, port) it may use as well; port None: any
+    key_digest  SHA-256 of the key; None: no key is needed
+    scope      Call.scope of everyone who is let in
+    """
+
+    names: frozenset[str]
+    listed: frozenset[tuple[str, int | None]]
+    origins: frozenset[str]
+    key_digest: bytes | None
+    scope: str
+
+
+def make_rules(settings: ServerSection) -> Rules:
+    """Raises ConfigError: the host can be reached from outside, and there is no key."""
+    key = settings.api_key.get_secret_value().encode() if settings.api_key else None
+    if key is None and not is_loopback(settings.host):
+        raise ConfigError(
+            f"server.host: {settings.host} can be reached by others, so server.api_key is needed",
+            hint="set MLX_WORKER_SERVER__API_KEY, or listen on 127.0.0.1",
+        )
+    return Rules(
+        names=_LOOPBACK_NAMES | _own_name(settings.host),
+        listed=frozenset(_listed(host) for host in settings.allowed_hosts),
+        origins=frozenset(settings.allowed_origins),
+        key_digest=sha256(key).digest() if key else None,
+        scope=sha256(b"scope of " + key).hexdigest()[:32] if key else LOCAL,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server on `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _own_name(host: str) -> frozenset[str]:
+    """The bound name; a wildcard address is none (browsers take 0.0.0.0 for this machine)."""
+    name = _canonical(host)
+    return frozenset() if name in ("0.0.0.0", "::") else frozenset({name})
+
+
+def _listed(host: str) -> tuple[str, int | None]:
+    authority = parse_authority(host)
+    assert authority, "config.py let it through"
+    return authority
+
+
+def parse_authority(text: str) -> tuple[str, int | None] | None:
+    """`Name:8321` → ("name", 8321), `[::1]` → ("::1", None); None where it is neither."""
+    match = _AUTHORITY.fullmatch(text)
+    if not match:
+        return None
+    return _canonical(match[1].strip("[]")), int(match[2]) if match[2] else None
+
+
+def _canonical(name: str) -> str:
+    """One spelling of each name and address."""
+    try:
+        address = ip_address(name.partition("%")[0])
+    except ValueError:
+        return name.lower()
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
+
+
+# --- the checks: each returns, or raises Refusal ----------------------------------------------
+
+
+def check_target(request: web.Request) -> None:
+    """The request line has a path: no whole URL, no authority."""
+    is_path = request.raw_path.startswith("/")
+    if not is_path and not (request.method == "OPTIONS" and request.raw_path == "*"):
+        raise Refusal(400, "bad_target", "the request line must have a path, not a URL")
+
+
+def check_host(request: web.Request, rules: Rules) -> None:
+    """Host is there once, and names us."""
+    hosts = request.headers.getall("Host", [])
+    authority = parse_authority(hosts[0]) if len(hosts) == 1 else None
+    if authority is None:
+        raise Refusal(400, "bad_host", "Host must be there once, as name or name:port")
+    if not is_ours(authority, local_authority(request), rules):
+        hint = "open it as localhost or by its address, or list the name in server.allowed_hosts"
+        name = shown(hosts[0])
+        raise Refusal(
+            421, "wrong_host", f"this worker does not go by the name {name}. hint: {hint}"
+        )
+
+
+def local_authority(request: web.Request) -> tuple[str, int] | None:
+    """Address and port that the connection came in on; None on a socket without them."""
+    name = request.get_extra_info("sockname")
+    return (_canonical(name[0]), name[1]) if isinstance(name, tuple) else None
+
+
+def is_ours(authority: tuple[str, int | None], local: tuple[str, int] | None, rules: Rules) -> bool:
+    """Whether a Host names us; equality throughout, so that no prefix or suffix gets by."""
+    name, port = authority
+    if authority in rules.listed or (name, None) in rules.listed:
+        return True
+    address, local_port = local or (None, None)
+    return (name in rules.names or name == address) and port in (None, local_port)
+
+
+def check_origin(request: web.Request, rules: Rules) -> None:
+    """A script's page is our own or listed; who sends neither header is no browser's script."""
+    origins = request.headers.getall("Origin", [])
+    sites = request.headers.getall("Sec-Fetch-Site", [])
+    if len(origins) > 1 or len(sites) > 1:
+        raise _foreign()
+    if is_listed(request, rules):
+        return
+    if origins and origins[0] != own_origin(request):
+        raise _foreign()
+    if request.method not in READS and sites and sites[0] not in ("same-origin", "none"):
+        raise _foreign()
+
+
+def own_origin(request: web.Request) -> str:
+    """The origin of our own pages, as a browser that sent this Host writes it."""
+    host = request.headers["Host"].lower().removesuffix(DEFAULT_PORTS[request.scheme])
+    return f"{request.scheme}://{host}"
+
+
+def is_listed(request: web.Request, rules: Rules) -> bool:
+    """Whether the request comes from exactly one origin, one of server.allowed_origins."""
+    origins = request.headers.getall("Origin", [])
+    return len(origins) == 1 and origins[0] in rules.origins
+
+
+def _foreign() -> Refusal:
+    hint = "list it in server.allowed_origins"
+    return Refusal(403, "foreign_origin", f"pages of that origin may not call. hint: {hint}")
+
+
+def check_key(request: web.Request, rules: Rules) -> None:
+    if not has_key(request, rules):
+        raise Refusal(
+            401,
+            "invalid_api_key",
+            "the key is missing or wrong. hint: send Authorization: Bearer KEY",
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+
+def has_key(request: web.Request, rules: Rules) -> bool:
+    """Whether the request carries the key, once, as a bearer; true where no key is needed."""
+    if rules.key_digest is None:
+        return True
+    values = request.headers.getall("Authorization", [])
+    scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    given = sha256(token.encode("utf-8", "surrogateescape")).digest()
+    return hmac.compare_digest(given, rules.key_digest) and scheme.lower() == "bearer"
+
+
+def check_content_type(request: web.Request) -> None:
+    """A change says that it is JSON: then no form can have sent it, and pages must ask first."""
+    if request.method in READS:
+        return
+    kinds = request.headers.getall("Content-Type", [])
+    kind = kinds[0].partition(";")[0].strip().lower() if len(kinds) == 1 else ""
+    if kind != "application/json":
+        message = f"{request.method} needs Content-Type: application/json"
+        raise Refusal(415, "unsupported_media_type", message)
+
+
+def check_length(request: web.Request) -> None:
+    """A body that says it is too long is not read; others are counted while they are read."""
+    if (request.content_length or 0) > MAX_BODY_BYTES:
+        raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES)
+
+
+# --- CORS, for listed origins alone ------------------------------------------------------------
+
+
+def is_preflight(request: web.Request) -> bool:
+    asks = "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
+    return request.method == "OPTIONS" and asks
+
+
+def preflight_reply(request: web.Request, rules: Rules) -> web.Response:
+    """What a listed page's script may send; a browser asks this before it sends. No key in it."""
+    if not is_listed(request, rules):
+        raise _foreign()
+    headers = {
+        "Access-Control-Allow-Methods": ALLOWED_METHODS,
+        "Access-Control-Allow-Headers": ", ".join((*ALLOWED_HEADERS, *_client_headers(request))),
+        "Access-Control-Max-Age": str(PREFLIGHT_MAX_AGE_S),
+    }
+    if request.headers.get("Access-Control-Request-Private-Network") == "true":
+        headers["Access-Control-Allow-Private-Network"] = "true"
+    return web.Response(status=204, headers=headers)
+
+
+def _client_headers(request: web.Request) -> list[str]:
+    """Those that OpenAI's own client for JavaScript adds, of the ones asked for."""
+    asked = request.headers.get("Access-Control-Request-Headers", "").lower().split(",")
+    return [name.strip() for name in asked if _CLIENT_HEADER.fullmatch(name.strip())]
+
+
+def cors_headers(request: web.Request, rules: Rules) -> Mapping[str, str]:
+    """What lets a listed page read the reply, errors included."""
+    if not rules.origins:
+        return {}
+    if not is_listed(request, rules):
+        return {"Vary": "Origin"}
+    return {
+        "Vary": "Origin",
+        "Access-Control-Allow-Origin": request.headers["Origin"],
+        "Access-Control-Expose-Headers": EXPOSED_HEADERS,
+    }
