@@ -1,0 +1,75 @@
+// Settings: what may be switched while the worker runs. The worker's answer is what is shown.
+
+import { ask, explain } from "./api.js";
+import { byId, setText } from "./dom.js";
+import { sentence } from "./format.js";
+
+const PATH = "/api/settings";
+let inForce = null;
+let turn = Promise.resolve(); // requests go one after the other, so that the last answer is the newest
+
+export function startSettings() {
+  byId("settings-form").addEventListener("submit", (event) => event.preventDefault());
+  byId("speculative-decoding").addEventListener("change", (event) => {
+    save({ speculative_decoding: event.target.value }, "Speculative decoding", event.target);
+  });
+  byId("kv-prefix-cache").addEventListener("change", (event) => {
+    save({ kv_prefix_cache: event.target.value === "on" }, "KV prefix cache", event.target);
+  });
+}
+
+export function loadSettings() {
+  return inTurn(async () => {
+    try {
+      show(await ask(PATH));
+      tell("", "");
+    } catch (error) {
+      tell("", `Settings can't be read: ${explain(error)}`);
+    }
+  });
+}
+
+/** Says where the choice changes nothing, and why. */
+export function noteSpeculation(models, problem) {
+  setText(byId("speculative-note"), problem ? `Drafting is off: ${problem}` : noteFor(models));
+}
+
+function save(changes, name, control) {
+  return inTurn(async () => {
+    try {
+      show(await ask(PATH, { method: "PATCH", body: changes }));
+      tell(`${name}: ${control.selectedOptions[0].text}, from the next request on`, "");
+    } catch (error) {
+      show(inForce);
+      tell("", `${name} was not changed: ${explain(error)}`);
+    }
+  });
+}
+
+function inTurn(work) {
+  turn = turn.then(work);
+  return turn;
+}
+
+function show(settings) {
+  inForce = settings;
+  byId("speculative-decoding").value = settings.speculative_decoding;
+  byId("kv-prefix-cache").value = settings.kv_prefix_cache ? "on" : "off";
+  byId("settings").disabled = false;
+}
+
+function tell(done, error) {
+  setText(byId("settings-done"), sentence(done) ?? "");
+  setText(byId("settings-error"), sentence(error) ?? "");
+}
+
+function noteFor(models) {
+  const loaded = models.filter((model) => model.is_loaded);
+  if (loaded.length && loaded.every((model) => !model.draft)) {
+    return "No loaded model has a draft, so this changes nothing now.";
+  }
+  if (loaded.some((model) => model.measured?.state === "platform_off")) {
+    return "Switched off by the platform; this choice is kept for when it is on again.";
+  }
+  return "Automatic: drafts are used where they are measured to be faster.";
+}
