@@ -358,6 +358,58 @@ def explanation(
     )
 
 
+# --- serve ------------------------------------------------------------------------------------
+
+
+@app.command()
+def serve(
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on.", show_default="config, else 127.0.0.1"),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="0 takes a free one.", show_default="config, else 8321")
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", help="Instead of config.yaml in the folder.")
+    ] = None,
+    supervised: Annotated[
+        bool,
+        typer.Option("--supervised", help="Exit with 0 on an error that a restart can't mend."),
+    ] = False,
+) -> None:
+    """Serve the local OpenAI-compatible API and its console.
+
+    Runs until it is told to stop (Ctrl-C), then has 25 s to finish the requests that are there.
+    What it does is logged in the folder's logs/.
+    """
+    from mlx_worker.config import load, override
+
+    try:
+        settings = override(
+            load(config_file),
+            {"model.id": model, "model.draft": draft, "server.host": host, "server.port": port},
+        )
+        name = configured_model(settings.model.id)
+
+        from mlx_worker import worker
+
+        code = worker.serve(settings, name, announce, talk)
+    except (ConfigError, ModelError) as error:
+        if not supervised:
+            raise
+        talk(f"mlx-worker: {error}")
+        code = 0
+    raise typer.Exit(code)
+
+
+def announce(address: str) -> None:
+    """Where the console is, once requests can be served."""
+    print(f"console: {address}", flush=True)
+
+
 # --- status -----------------------------------------------------------------------------------
 
 
@@ -411,10 +463,11 @@ def config_folder(context: typer.Context) -> None:
 
 @config_app.command("show")
 def config_show() -> None:
-    """Print every setting in force: defaults, then config.yaml, then MLX_WORKER_*."""
+    """Print every setting in force: defaults, then config.yaml, then MLX_WORKER_*; keys masked."""
     import yaml
 
-    print(yaml.safe_dump(load_config().model_dump(), sort_keys=False), end="")
+    masked = load_config().model_dump(mode="json")
+    print(yaml.safe_dump(masked, sort_keys=False), end="")
 
 
 # --- shared -----------------------------------------------------------------------------------

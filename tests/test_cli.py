@@ -302,6 +302,19 @@ def test_config_show_prints_the_settings_in_force():
     assert yaml.safe_load(ran.stdout)["speculation"]["depth"] == 4
 
 
+def test_config_show_masks_the_key():
+    """A screenshot of the settings gives nothing away."""
+    import yaml
+
+    ran = run("config", "show", MLX_WORKER_SERVER__API_KEY="hunter2-hunter2")
+    assert (ran.returncode, "hunter2" in ran.stdout + ran.stderr) == (0, False)
+    assert yaml.safe_load(ran.stdout)["server"]["api_key"] == "**********"
+    ran = run("config", "show")
+    assert yaml.safe_load(ran.stdout)["server"]["api_key"] is None
+    ran = run("config", "show", MLX_WORKER_SERVER__API_KEY="hunter2")
+    assert (ran.returncode, "hunter2" in ran.stdout + ran.stderr) == (2, False)
+
+
 # --- bench ------------------------------------------------------------------------------------
 
 

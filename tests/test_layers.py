@@ -18,11 +18,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"worker", "bench", "gateway", "service", "models", "pair"}
     | {"decisions", "history", "tables"}
     | LEAVES,
-    "worker": {"server", "link", "engine", "control", "models", "decisions"} | LEAVES,
+    "worker": {"server", "link", "engine", "control", "models", "decisions"}
+    | {"dispatcher", "roster", "loaded_model", "policies", "logs"}
+    | LEAVES,
+    "dispatcher": {"engine", "roster", "loaded_model", "policies"} | LEAVES,
+    "policies": LEAVES,
+    "logs": set(),
+    "roster": {"engine", "loaded_model"} | LEAVES,
     "server": {"wire", "models"} | LEAVES,
     "link": {"wire"} | LEAVES,
     "gateway": {"wire"} | LEAVES,
-    "pair": {"engine", "control", "decisions"} | LEAVES,
+    "pair": {"engine", "loaded_model"} | LEAVES,
+    "loaded_model": {"engine", "control", "decisions"} | LEAVES,
     "bench": {"engine", "control", "decisions", "tables"} | LEAVES,
     "history": {"control", "decisions", "tables"} | LEAVES,
     "tables": {"records"},

@@ -43,6 +43,15 @@ def test_plain_decoding_keeps_up_with_mlx_lm():
 
 
 @pytest.mark.long
+def test_replies_through_the_api_are_the_engines_own():
+    """The comparison with the API compares the same work; a next turn is served from the cache."""
+    found = json.loads(run("bench_api.py", "--repeats", "1", "--max-tokens", "12").splitlines()[-1])
+    assert all(line["same_text"] for line in found["lines"])
+    assert len(found["lines"]) == 12
+    assert found["follow_up_ms"]["ratio"] < 0.5
+
+
+@pytest.mark.long
 def test_parity_vectors_can_be_made_again():
     """The committed vectors are what the script computes."""
     pytest.importorskip("torch", reason=MISSING)

@@ -1,0 +1,83 @@
+"""The worker's logs: JSON lines in rotating files, written by a thread of their own.
+
+Owns where lines go and how they look. Leaves what is said to the loggers of each file, which
+never log a prompt, a reply or a key.
+
+    worker.log   what the worker did: {"at", "level", "from", "text", "error"}
+    access.log   one line a request, as server/front.py writes it
+"""
+
+import json
+import logging
+import queue
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from pathlib import Path
+
+ACCESS = "mlx_worker.access"  # the logger of the access log
+# Ours, and those whose warnings would else fill a pipe that nobody reads, which stops the process.
+HEARD = ("mlx_worker", "asyncio", "aiohttp")
+FOLDER = "logs"
+MAX_BYTES = 5_000_000  # of a file, before a new one begins
+OLD_FILES = 4
+
+
+class JsonLines(logging.Formatter):
+    """One line a record; an access line, which is JSON already, gets its time in front."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        if record.name == ACCESS:
+            return json.dumps({"at": at, **json.loads(record.getMessage())})
+        line = {"at": at, "level": record.levelname, "from": record.name}
+        line["text"] = record.getMessage()
+        if record.exc_text:
+            line["error"] = record.exc_text
+        return json.dumps(line, ensure_ascii=False)
+
+
+class Hand(QueueHandler):
+    """Hands records over as they are to be written, so that no thread waits for a file."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        if record.exc_info:
+            record.exc_text = "".join(traceback.format_exception(*record.exc_info))
+            record.exc_info = None
+        record.msg, record.args = record.getMessage(), None
+        return record
+
+
+@contextmanager
+def written_to(folder: Path, level: int = logging.INFO) -> Iterator[None]:
+    """Write the package's logs into this folder while it lasts. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    worker, access = _file(folder / "worker.log"), _file(folder / "access.log")
+    access.addFilter(lambda record: record.name == ACCESS)
+    worker.addFilter(lambda record: record.name != ACCESS)
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    listener = QueueListener(records, worker, access)
+    loggers, hand = [logging.getLogger(name) for name in HEARD], Hand(records)
+    before = loggers[0].level
+    for logger in loggers:
+        logger.addHandler(hand)
+    loggers[0].setLevel(level)
+    listener.start()
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(hand)
+        loggers[0].setLevel(before)
+        listener.stop()
+        for handler in (worker, access):
+            handler.close()
+
+
+def _file(path: Path) -> RotatingFileHandler:
+    path.touch(mode=0o600, exist_ok=True)
+    handler = RotatingFileHandler(path, maxBytes=MAX_BYTES, backupCount=OLD_FILES, encoding="utf-8")
+    handler.setFormatter(JsonLines())
+    return handler

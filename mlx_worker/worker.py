@@ -1,0 +1,251 @@
+"""The worker: builds its parts, starts them, waits, and stops them in order.
+
+Owns the order of things and the exit code; the only file that names all parts. Leaves each part
+to its own file. Main thread, whose event loop it runs.
+
+    start   bind the address, then load the model, so that /health is there to be asked
+    wait    for a signal, or for the engine to be lost
+    stop    take no more requests, finish those that are here, free the model; at once while the
+            model is still being loaded
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from aiohttp import web
+
+from mlx_worker import logs
+from mlx_worker.config import Config, home
+from mlx_worker.decisions import default_folder
+from mlx_worker.dispatcher import Dispatcher, Drafting, Limits
+from mlx_worker.engine import memory
+from mlx_worker.engine.load import load_pair
+from mlx_worker.engine.prefix import PrefixCache
+from mlx_worker.engine.thread import EngineThread
+from mlx_worker.errors import ConfigError
+from mlx_worker.loaded_model import Decider, LoadedModel, settle
+from mlx_worker.policies import Policies, default_path
+from mlx_worker.records import Settings
+from mlx_worker.roster import Roster, model_id
+from mlx_worker.server.app import Runner, make_app
+from mlx_worker.server.connection import allow_open_files
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 25.0  # that requests get to finish once the worker is told to stop
+LEAVE_S = 1.0  # that a connection gets after that, twice: to end, and to be ended
+FLUSH_S = 2.0  # between two writes of the decision log
+BIND_HINTS = {
+    errno.EADDRINUSE: "stop what listens there, perhaps another worker, or choose another --port",
+    errno.EACCES: "choose a --port of 1024 or more",
+}
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # nobody can be called so; this reaches it here
+LOST = 70  # the exit code when the engine is lost, so that a supervisor starts it anew
+TELL_S = 0.5  # for those who wait to be told of it before the process goes
+
+
+def serve(
+    config: Config, model: str, on_ready: Callable[[str], None], say: Callable[[str], None]
+) -> int:
+    """Serve until told to stop; returns the exit code.
+
+    on_ready  hears the console's address once requests can be served
+    say       hears what else whoever started it should know
+
+    Raises ConfigError for a folder or an address that can't be used, ModelError for a model that
+    can't load.
+    """
+    folder = home() / logs.FOLDER
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(logs.written_to(folder))
+        except OSError as error:
+            hint = "choose another folder with MLX_WORKER_HOME"
+            raise ConfigError(f"{folder}: can't be written: {error.strerror}", hint=hint) from None
+        allow_open_files()
+        worker = Worker(config, model, say)
+        code = asyncio.run(worker.run(on_ready))
+    if worker.is_loading:
+        os._exit(code)  # the thread is in a load that nothing can end
+    return code
+
+
+class Worker:
+    """The parts of one worker.
+
+    is_loading  it was told to stop while its model was loaded, which goes on
+    """
+
+    def __init__(self, config: Config, model: str, say: Callable[[str], None]) -> None:
+        """Reads files, so before the loop runs."""
+        self._config = config
+        self._say = say
+        limits = config.limits
+        budget = memory.budget_bytes(limits.memory_gb)
+        self._roster = Roster(
+            named_models(config, model),
+            self._load,
+            budget_bytes=budget,
+            most=limits.loaded,
+            least_stay_s=limits.least_stay_s,
+        )
+        self._thread = EngineThread()
+        self._thread.call(lambda: memory.hold_to(budget))
+        policies = Policies(default_path(), default_settings(config))
+        settings, problem = policies.read()
+        if problem:
+            logger.error("drafting is off: %s", problem)
+            say(f"drafting is off: {problem}")
+        self._dispatcher = Dispatcher(
+            self._thread,
+            self._roster,
+            Limits(
+                waiting=limits.waiting,
+                max_tokens=config.generation.max_tokens,
+                call_s=limits.call_s,
+                silence_s=limits.silence_s,
+                loading_s=limits.loading_s,
+            ),
+            Drafting(config.speculation.depth, config.speculation.acceptance),
+            policies,
+            settings,
+            problem,
+        )
+        self._stop, self._is_hasty = asyncio.Event(), asyncio.Event()
+        self.is_loading = False
+
+    async def run(self, on_ready: Callable[[str], None]) -> int:
+        app = make_app(self._dispatcher, self._config.server)
+        runner = Runner(app, shutdown_timeout=LEAVE_S)
+        tasks: list[asyncio.Task[object]] = []
+        try:
+            address = await self._bind(runner)
+            self._listen_to_signals()
+            if not await self._is_loaded():
+                return 0
+            tasks = [asyncio.create_task(self._keep_log())]
+            logger.info("serving on %s", address)
+            on_ready(address)
+            return await self._wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await runner.cleanup()
+            if not self.is_loading:
+                await asyncio.to_thread(self._close)
+
+    async def _bind(self, runner: web.AppRunner) -> str:
+        settings = self._config.server
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"server: {settings.host}:{settings.port} can't be used: {error.strerror}",
+                hint=BIND_HINTS.get(error.errno or 0, "give an address of this machine as --host"),
+            ) from None
+        address: str = runner.addresses[0][0]
+        host, port = EVERYWHERE.get(address, address), runner.addresses[0][1]
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_stop)
+
+    def _told_to_stop(self) -> None:
+        """The first time it finishes what it can, the second time it doesn't wait for that."""
+        if self._stop.is_set():
+            self._is_hasty.set()
+        else:
+            self._say(f"stopping: what was begun has {DRAIN_S:g} s to finish; again stops at once")
+        self._stop.set()
+
+    async def _is_loaded(self) -> bool:
+        """Load the model; False: it was told to stop meanwhile, and those who wait are told so."""
+        loading = asyncio.create_task(self._dispatcher.preload())
+        stop = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([loading, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if loading.done():
+            await loading
+            return True
+        self.is_loading = True
+        logger.info("stopping before the model is loaded")
+        await self._dispatcher.drain(0)
+        loading.cancel()
+        return False
+
+    async def _wait(self) -> int:
+        """Until it is told to stop, and what was begun is finished; or the engine is lost."""
+        watch = asyncio.create_task(self._dispatcher.watch())
+        stop = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([watch, stop], return_when=asyncio.FIRST_COMPLETED)
+        if watch.done():
+            await asyncio.sleep(TELL_S)
+            logging.shutdown()
+            os._exit(LOST)  # the thread is stuck in a call that nothing can end
+        watch.cancel()
+        logger.info("stopping")
+        drain = asyncio.create_task(self._dispatcher.drain(DRAIN_S))
+        hasty = asyncio.create_task(self._is_hasty.wait())
+        await asyncio.wait([drain, hasty], return_when=asyncio.FIRST_COMPLETED)
+        if not drain.done():
+            drain.cancel()
+            await self._dispatcher.drain(0)
+        hasty.cancel()
+        return 0
+
+    async def _keep_log(self) -> None:
+        """Write what was decided, off the engine's thread and the loop's."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await asyncio.to_thread(self._roster.flush)
+
+    def _close(self) -> None:
+        with suppress(Exception):
+            self._thread.close(self._roster.close)
+
+    def _load(self, name: str, draft: str | None) -> LoadedModel:
+        speculation = self._config.speculation
+        pair = load_pair(name, draft, position=speculation.assistant_position)
+        depth = speculation.depth or None
+        model = LoadedModel(pair, PrefixCache(), Decider(depth, default_folder()))
+        settle()
+        return model
+
+
+def named_models(config: Config, first: str) -> dict[str, tuple[str, str | None]]:
+    """What clients call each model → (model, draft). Raises ConfigError: two have one name."""
+    models: dict[str, tuple[str, str | None]] = {model_id(first): (first, config.model.draft)}
+    for other in config.model.others:
+        if other.id.startswith(("/", "~", ".")) and not Path(other.id).expanduser().is_dir():
+            raise ConfigError(f"model.others: {other.id} is no folder")
+        id = model_id(other.id)
+        if id in models:
+            raise ConfigError(
+                f"model.others: {other.id} would be called {id}, as {models[id][0]} is",
+                hint="rename one of the folders",
+            )
+        models[id] = (other.id, other.draft)
+    return models
+
+
+def default_settings(config: Config) -> Settings:
+    """What config.yaml says of the settings that policies.json doesn't name.
+
+    Raises ConfigError for a mode that a worker doesn't have.
+    """
+    mode = config.speculation.mode
+    if mode == "on":
+        raise ConfigError(
+            "speculation.mode: 'on', must be auto or off for a worker: it decides by measuring",
+            hint='a single request may ask for "speculation": "on"',
+        )
+    return Settings(speculative_decoding=mode)
