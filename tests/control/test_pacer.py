@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mlx_worker.control import status as words
+from mlx_worker.control import decide, status as words
 from mlx_worker.control.controller import (
     BRACKETS,
     LATELY,
@@ -403,6 +403,13 @@ def test_a_request_that_benefits_is_not_let_go():
     assert len(drafts(serve(new(), 2000))) == MAX_PAIRS
 
 
+@pytest.fixture
+def only_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spent budget alone never says Off, as where picking requests could still gain."""
+    monkeypatch.setattr(decide, "SPENT_PICKINGS", 0.0)
+
+
+@pytest.mark.usefixtures("only_waiting")
 def test_trials_stop_when_they_have_used_up_what_they_may_cost():
     """And the status says so."""
     controller = new(lambda _: 1.1)
@@ -444,6 +451,7 @@ def test_a_lone_request_is_not_enough_for_off_either():
     assert controller.memory.phase == "measuring"
 
 
+@pytest.mark.usefixtures("only_waiting")
 def test_trials_go_on_when_decoding_has_earned_more():
     """A share of all that was decoded may go into them."""
     controller = new(lambda _: 1.1)

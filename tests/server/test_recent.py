@@ -42,6 +42,7 @@ async def test_a_reply_is_listed_once_its_request_ended():
     """One that was refused, or left by its client, is none."""
     metrics = Metrics(ScriptedEngine(), LoopLag())
     with metrics.began("chat") as ongoing:
+        ongoing.waits()
         ongoing.took_up(100.0)
         ongoing.ended("ok", [reply()])
         assert metrics.recent.shown() == []
