@@ -153,7 +153,7 @@ def test_a_thousand_random_requests_leave_nothing_behind(
 ):
     """The same, long enough to see a leak.
 
-    With prefixes kept, RSS grows by more than the cache says that it holds: 8 % in one run, and
-    what it is isn't known (docs/LOG.md).
+    With prefixes kept, RSS grows by more than the cache says that it holds: MLX keeps freed buffers
+    of many lengths for reuse (docs/LOG.md).
     """
     check(tmp_path, seed=2, n=1000, keeps_prefixes=keeps_prefixes, active=0.05, rss=rss)
