@@ -66,7 +66,16 @@ class GenerationSection(Section):
 
 
 class LimitsSection(Section):
-    """What a worker takes on. waiting: requests in line; loaded: models; _s: seconds."""
+    """What a worker takes on.
+
+    waiting       requests in line behind the one that is answered
+    call_s        from a request's arrival to its last token; it fails then
+    silence_s     without a step or a chunk, after which the engine counts as stuck
+    loading_s     the same while a model is loaded
+    memory_gb     of models, requests and prefix caches; None: what the machine recommends
+    loaded        models in memory at a time, if they fit
+    least_stay_s  that one stays once it is loaded
+    """
 
     waiting: Annotated[int, Field(ge=0)] = 32
     call_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1800.0

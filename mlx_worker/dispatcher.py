@@ -11,10 +11,11 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
+from mlx_worker.config import Config
 from mlx_worker.engine import memory
 from mlx_worker.engine.session import check
 from mlx_worker.engine.thread import EngineThread
@@ -22,7 +23,6 @@ from mlx_worker.errors import EngineDied, Overloaded, ShuttingDown, TimedOut
 from mlx_worker.loaded_model import LoadedModel
 from mlx_worker.policies import Policies
 from mlx_worker.records import (
-    Acceptance,
     Call,
     Done,
     GenerationRequest,
@@ -44,32 +44,6 @@ RECENT_CALLS = 16  # that say how long one takes, for whoever is told to come ag
 FIRST_GUESS_S = 2.0  # of that, before there was a call
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a worker takes on.
-
-    waiting       calls in line behind the one that is answered
-    max_tokens    of a reply that names no limit of its own
-    call_s        from submit to the last token; the call fails then
-    silence_s     without a step or a chunk, after which the engine counts as stuck
-    loading_s     the same while a model is loaded
-    """
-
-    waiting: int = 32
-    max_tokens: int = 512
-    call_s: float = 1800.0
-    silence_s: float = 120.0
-    loading_s: float = 1800.0
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """How drafts are used where a call doesn't say: config's section `speculation`."""
-
-    depth: int | None = None
-    acceptance: Acceptance = "coupled"
-
-
 class Dispatcher:
     """Answers calls with the models of a roster. A records.Engine.
 
@@ -83,16 +57,15 @@ class Dispatcher:
         self,
         thread: EngineThread,
         roster: Roster,
-        limits: Limits,
-        drafting: Drafting,
+        config: Config,
         policies: Policies,
         settings: Settings,
         policy_problem: str | None = None,
     ) -> None:
         self._thread = thread
         self._roster = roster
-        self._limits = limits
-        self._drafting = drafting
+        self._config = config
+        self._limits = config.limits
         self._policies = policies
         self._settings = settings
         self._policy_problem = policy_problem
@@ -276,15 +249,15 @@ class Dispatcher:
         speculation = "off" if self._is_off else call.speculation
         ids = prompt_ids(model, call)
         room = model.pair.target.context_limit - len(ids)
-        max_tokens = call.max_tokens or max(1, min(self._limits.max_tokens, room))
+        max_tokens = call.max_tokens or max(1, min(self._config.generation.max_tokens, room))
         return GenerationRequest(
             prompt_ids=ids,
             max_tokens=max_tokens,
             sampling=model.sampling(call.sampling),
             stop=call.stop,
             speculation=speculation,
-            depth=self._drafting.depth if speculation == "on" else None,
-            acceptance=self._drafting.acceptance,
+            depth=self._config.speculation.depth if speculation == "on" else None,
+            acceptance=self._config.speculation.acceptance,
         )
 
     def _notice(self, model: LoadedModel, call: Call) -> tuple[str, str] | None:

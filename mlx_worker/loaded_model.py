@@ -95,48 +95,28 @@ class LoadedModel:
         self.decider = decider
 
     def events(
-        self, request: GenerationRequest, scope: str = LOCAL
+        self, request: GenerationRequest, scope: str = LOCAL, prefixes: PrefixCache | None = None
     ) -> Generator[Event, None, None]:
-        """One reply, as session.py writes it. scope: whose earlier conversations it may go on from.
+        """One reply, as session.py writes it.
+
+        scope     whose earlier conversations it may go on from
+        prefixes  those, where they aren't the model's own
 
         Raises RequestError at once for what this model can't be asked.
         """
-        return self._events(request, scope, self.prefixes)
-
-    def _events(
-        self, request: GenerationRequest, scope: str, prefixes: PrefixCache
-    ) -> Generator[Event, None, None]:
         pacer = self.decider.pacer(self.pair, request)
-        return generate_events(self.pair, request, pacer, prefixes, scope)
+        kept = self.prefixes if prefixes is None else prefixes
+        return generate_events(self.pair, request, pacer, kept, scope)
 
     def choices(
         self, request: GenerationRequest, n: int, scope: str = LOCAL
     ) -> Generator[tuple[int, Event], None, None]:
-        """n replies to one prompt, one after the other, with the number of each; one prefill.
-
-        Raises RequestError at once for what this model can't be asked.
-        """
+        """n replies to one prompt, one after the other, with the number of each; one prefill."""
         prefixes = self.prefixes
         if n > 1 and not prefixes.budget_bytes:
             prefixes = PrefixCache(BUDGET_BYTES)  # for this prompt alone
-        first = self._events(replace(request, choice=0), scope, prefixes)
-        return self._choices(first, request, n, scope, prefixes)
-
-    def _choices(
-        self,
-        first: Generator[Event, None, None],
-        request: GenerationRequest,
-        n: int,
-        scope: str,
-        prefixes: PrefixCache,
-    ) -> Generator[tuple[int, Event], None, None]:
         for choice in range(n):
-            events = (
-                first
-                if choice == 0
-                else self._events(replace(request, choice=choice), scope, prefixes)
-            )
-            with closing(events):
+            with closing(self.events(replace(request, choice=choice), scope, prefixes)) as events:
                 for event in events:
                     yield choice, event
 

@@ -23,7 +23,7 @@ from aiohttp import web
 from mlx_worker import logs
 from mlx_worker.config import Config, home
 from mlx_worker.decisions import default_folder
-from mlx_worker.dispatcher import Dispatcher, Drafting, Limits
+from mlx_worker.dispatcher import Dispatcher
 from mlx_worker.engine import memory
 from mlx_worker.engine.load import load_pair
 from mlx_worker.engine.prefix import PrefixCache
@@ -105,14 +105,7 @@ class Worker:
         self._dispatcher = Dispatcher(
             self._thread,
             self._roster,
-            Limits(
-                waiting=limits.waiting,
-                max_tokens=config.generation.max_tokens,
-                call_s=limits.call_s,
-                silence_s=limits.silence_s,
-                loading_s=limits.loading_s,
-            ),
-            Drafting(config.speculation.depth, config.speculation.acceptance),
+            config,
             policies,
             settings,
             problem,

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from mlx_worker.dispatcher import Dispatcher, Drafting, Limits
+from mlx_worker.config import Config, LimitsSection as Limits
+from mlx_worker.dispatcher import Dispatcher
 from mlx_worker.engine.prefix import PrefixCache
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import (
@@ -31,7 +32,7 @@ from tests.tiny import tiny_pair
 
 CALL = Call("1", prompt=tuple(range(40, 60)), max_tokens=24)
 
-LIMITS, DRAFTING, SETTINGS = Limits(), Drafting(), Settings()
+LIMITS, SETTINGS = Limits(), Settings()
 
 
 @dataclass
@@ -56,7 +57,6 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Bench]]:
 
     def build(
         limits: Limits = LIMITS,
-        drafting: Drafting = DRAFTING,
         settings: Settings = SETTINGS,
         budget: int = 1 << 30,
     ) -> Bench:
@@ -72,7 +72,9 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Bench]]:
             {"tiny": ("tiny", "auto")}, loaded, budget_bytes=budget, size_of=lambda _: 0
         )
         made.append(
-            Bench(thread, Dispatcher(thread, roster, limits, drafting, policies, settings), gate)
+            Bench(
+                thread, Dispatcher(thread, roster, Config(limits=limits), policies, settings), gate
+            )
         )
         return made[-1]
 

@@ -235,11 +235,16 @@ def test_a_request_beyond_the_memory_is_refused(tmp_path: Path):
         assert worker.stop() == 0
 
 
+def configure_twin(home: Path) -> None:
+    """A second model, the demo pair's target by another name and without a draft."""
+    twin = home / "twin"
+    twin.symlink_to(DEMO_FOLDER / "target")
+    (home / "config.yaml").write_text(f"model: {{others: [{{id: {twin}, draft: none}}]}}\n")
+
+
 def test_another_model_is_loaded_when_it_is_named(tmp_path: Path):
     """It takes the first one's place, says what loading took, and has a verdict of its own."""
-    twin = tmp_path / "twin"
-    twin.symlink_to(DEMO_FOLDER / "target")
-    (tmp_path / "config.yaml").write_text(f"model: {{others: [{{id: {twin}, draft: none}}]}}\n")
+    configure_twin(tmp_path)
     worker = Worker(tmp_path, MLX_WORKER_LIMITS__LEAST_STAY_S="0")
     try:
         assert [model.id for model in worker.client.models.list()] == ["demo", "twin"]
@@ -258,9 +263,7 @@ def test_another_model_is_loaded_when_it_is_named(tmp_path: Path):
 
 def test_a_model_that_has_just_come_stays(tmp_path: Path):
     """Whoever asks for the other one is told to come again."""
-    twin = tmp_path / "twin"
-    twin.symlink_to(DEMO_FOLDER / "target")
-    (tmp_path / "config.yaml").write_text(f"model: {{others: [{{id: {twin}, draft: none}}]}}\n")
+    configure_twin(tmp_path)
     worker = Worker(tmp_path)
     try:
         ask: Any = worker.client.chat.completions.create

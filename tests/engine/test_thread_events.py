@@ -13,6 +13,8 @@ import pytest_asyncio
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import EngineDied
 
+ENDLESS = 1 << 62  # items: only leaving ends such a stream
+
 
 @pytest_asyncio.fixture
 async def engine() -> AsyncIterator[EngineThread]:
@@ -62,7 +64,7 @@ async def test_an_error_crosses(engine: EngineThread):
 
 async def test_leaving_ends_the_work(engine: EngineThread):
     """At its next item, and the engine is free for the next."""
-    counter = Counter(1_000_000)
+    counter = Counter(ENDLESS)
     async with aclosing(engine.events(counter.make)) as events:
         await anext(events)
     assert await asyncio.to_thread(counter.is_closed.wait, 30)
@@ -116,7 +118,7 @@ async def test_whoever_waits_for_a_stuck_engine_can_be_told(engine: EngineThread
 
 async def test_a_deadline_ends_the_wait_with_its_error(engine: EngineThread):
     """After the items that are there; the work ends at its next one."""
-    counter = Counter(1_000_000, pause_at=3)
+    counter = Counter(ENDLESS, pause_at=3)
     events = engine.events(counter.make, (0.05, TimeoutError("late")))
     assert [await anext(events) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(TimeoutError, match="late"):
@@ -146,7 +148,7 @@ async def test_a_busy_loop_is_woken_once_for_many_items(engine: EngineThread):
 
 async def test_a_loop_that_ended_stops_the_work(engine: EngineThread):
     """Nobody is left to read, and the engine goes on with the next job."""
-    counter = Counter(1_000_000)
+    counter = Counter(ENDLESS)
 
     def in_another_loop() -> None:
         async def leave_without_closing() -> None:
