@@ -9,17 +9,24 @@ in `_s`.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 Speculation = Literal["auto", "on", "off"]
 Acceptance = Literal["coupled", "standard"]
 FinishReason = Literal["stop", "length"]
+Notice = tuple[str, str]  # (code, message): what a client should know beside its reply
 
 DEFAULT_DEPTH = 3  # drafted ids a round where drafting is asked for without a depth
 LOCAL = "local"  # the scope of whoever has no key
 MAX_DEPTH = 8  # drafted ids a round; also bounds what a cache must be able to rewind
+LEAST_SPAN_MS = 1e-6  # a nanosecond: a clock that counts them measured nothing below
+
+
+def per_second(n: int, span_ms: float) -> float | None:
+    """A rate; None where there is nothing to divide, or no time that was measured."""
+    return n / (span_ms / 1000) if n > 0 and span_ms >= LEAST_SPAN_MS else None
 
 
 @dataclass(frozen=True)
@@ -45,12 +52,83 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class TextProtocol:
+    """How a model's replies say what is thinking and what is a tool call: its control tokens.
+
+    family    gemma4: wire/gemma.py reads its calls; marked: read_call does; plain: no markers
+    thinking  (opens, closes), as they stand in text; None: it has no such marker
+    call      (opens, closes) of a tool call; closes may be "": the reply's end does
+    others    further control tokens, which no client is shown
+    are_ids   each of them is one id of its own, so that text which spells one is only text
+    read_call  one call's text without its markers, and the tools → {"name", "arguments"}, or a list
+              of such; raises for what is none. mlx-lm's parser of the family
+    """
+
+    family: Literal["gemma4", "marked", "plain"] = "plain"
+    thinking: tuple[str, str] | None = None
+    call: tuple[str, str] | None = None
+    others: tuple[str, ...] = ()
+    are_ids: bool = True
+    read_call: Callable[[str, Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The form that the text of a reply must have: a JSON document.
+
+    schema  JSON Schema as JSON text, which the document must satisfy
+    name    what the client calls it, for messages
+    """
+
+    schema: str
+    name: str = "json_object"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of one call.
+
+    offered      as OpenAI has them: {"type": "function", "function": {"name", "description",
+                 "parameters", "strict"}}
+    is_required  the reply must call one of them
+    only         the name of the one that it must call; None: any
+    is_parallel  it may call several
+    """
+
+    offered: tuple[Mapping[str, Any], ...]
+    is_required: bool = False
+    only: str | None = None
+    is_parallel: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(tool["function"]["name"] for tool in self.offered)
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Which texts a reply may be, once its thinking is over.
+
+    text     of the grammar, as llguidance reads it
+    is_call  it writes tool calls, markers included
+    may_call  a tool call may stand in its place
+    """
+
+    text: str
+    is_call: bool = False
+    may_call: bool = False
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """One reply to write: ids in, ids and text out.
 
     speculation  on: draft in every round; off: never; auto: as the pacer plans
     depth        drafted ids a round when drafting, 0..MAX_DEPTH; None: the pacer's choice
     choice       index of this reply among the `n` of one call; part of the noise key
+    grammar      what the reply may be; None: anything
+    may_think    the reply may open its thinking before the grammar holds
+    max_calls    tool calls after which it ends; None: its own end does
     """
 
     prompt_ids: tuple[int, ...]
@@ -62,24 +140,35 @@ class GenerationRequest:
     depth: int | None = None
     acceptance: Acceptance = "coupled"
     choice: int = 0
+    grammar: Grammar | None = None
+    may_think: bool = False
+    max_calls: int | None = None
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probability of one written id under the target's raw distribution, and its rivals'."""
+    """Log-probability of one written id under the target's raw distribution, and its rivals'.
+
+    is_content  the id is part of what the reply says, not of its thinking or of a tool call
+    """
 
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    is_content: bool = True
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one reply. completion_tokens counts EOS and the id that completed a stop."""
+    """Tokens of one reply. completion_tokens counts EOS and the id that completed a stop.
+
+    reasoning_tokens  those of them that are thinking, its markers included
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,9 +197,7 @@ class Timing:
     @property
     def tokens_per_s(self) -> float | None:
         """Decode speed between the first and the last id; None below two ids."""
-        if self.completion_tokens < 2 or self.decode_ms <= 0:
-            return None
-        return (self.completion_tokens - 1) / (self.decode_ms / 1000)
+        return per_second(self.completion_tokens - 1, self.decode_ms)
 
     @property
     def acceptance(self) -> float | None:
@@ -133,20 +220,28 @@ class Progress:
 
 @dataclass(frozen=True)
 class Text:
-    """Ids the target chose, in order, and the text they completed (it may lag behind the ids)."""
+    """Ids the target chose, in order, and the text they completed (it may lag behind the ids).
+
+    marks  where in `text` a control token begins; elsewhere its letters are only text
+    """
 
     ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None
+    marks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a reply. `rounds` is what the pacer was told, in order."""
+    """The end of a reply.
+
+    notice  (code, message) for what its end cut off, such as truncated_during_reasoning
+    """
 
     finish_reason: FinishReason
     usage: Usage
     timing: Timing
+    notice: Notice | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +260,7 @@ class Call:
 
     id          of the request, as X-Request-Id says it
     model       the name it gave; None: the worker's first
-    messages    of a chat, {"role", "content"} with texts; None for a completion
+    messages    of a chat, as the model's template expects them; None for a completion
     prompt      of a completion: text or token ids; "" beside messages
     sampling    the fields of Sampling that it set; the rest is the model's own
     n           choices wanted; choice i uses noise index i
@@ -173,6 +268,8 @@ class Call:
     stop        visible texts that end a choice
     speculation  on, off, or auto: as was measured
     enable_thinking  let the model think before it answers
+    structure   the form its text must have; None: any
+    tools       that the model may call, or must; None: there are none
     scope       whose prefix cache it may use: a hash of the caller's key, or LOCAL
     is_streamed its pieces are wanted as they come; else nothing is before its end
     """
@@ -187,6 +284,8 @@ class Call:
     stop: tuple[str, ...] = ()
     speculation: Speculation = "auto"
     enable_thinking: bool = False
+    structure: Structure | None = None
+    tools: Tools | None = None
     scope: str = LOCAL
     is_streamed: bool = True
 
@@ -201,13 +300,17 @@ class Started:
     model_load_ms   of it, what loading the model took; 0 where it was loaded
     notice          (code, message) for what was asked and can't be had, such as
                     speculation_unavailable; None: nothing to say
+    protocol        how the replies are marked
+    opening         what the prompt's end leaves open: a channel's marker and what follows it
     """
 
     model: str
     prompt_tokens: int
     queue_wait_ms: float
     model_load_ms: float = 0.0
-    notice: tuple[str, str] | None = None
+    notice: Notice | None = None
+    protocol: TextProtocol = TextProtocol()
+    opening: str = ""
 
 
 @dataclass(frozen=True)

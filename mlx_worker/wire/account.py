@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlx_worker.records import Done, ReplyEvent, Started, Timing
+from mlx_worker.records import Done, ReplyEvent, Started, Timing, per_second
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,8 @@ class Account:
 def tokens_per_second(timings: Sequence[Timing]) -> float | None:
     """Ids after each choice's first over the time they took; None where there are none."""
     n_later = sum(timing.completion_tokens for timing in timings) - len(timings)
-    decode_ms = sum(timing.decode_ms for timing in timings)
-    if n_later < 1 or decode_ms <= 0:
-        return None
-    return round(n_later / (decode_ms / 1000), 3)
+    rate = per_second(n_later, sum(timing.decode_ms for timing in timings))
+    return None if rate is None else round(rate, 3)
 
 
 def acceptance_rate(timings: Sequence[Timing]) -> float | None:

@@ -64,6 +64,7 @@ def test_a_call_that_loaded_the_model_was_a_cold_start(load_ms: float, is_cold: 
         ([(1, 0.0)], None),
         ([(0, 0.0)], None),
         ([(2, 0.0)], None),
+        ([(2, 5e-324)], None),  # a time that no clock tells from 0: dividing by it has no result
         ([(2, 100.0)], 10.0),
         ([(11, 500.0)], 20.0),
         ([(11, 500.0), (1, 0.0)], 20.0),
