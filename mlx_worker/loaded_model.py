@@ -67,7 +67,8 @@ class Decider:
         """Who paces this request; None where nothing is to be decided."""
         if request.speculation != "auto" or pair.draft_kind is None:
             return None
-        traffic = Traffic(len(request.prompt_ids), request.sampling.temperature)
+        has_grammar = request.grammar is not None
+        traffic = Traffic(len(request.prompt_ids), request.sampling.temperature, has_grammar)
         return self.prepare(pair).await_request(traffic, time.time())
 
     @property

@@ -127,6 +127,8 @@ class GenerationRequest:
     depth        drafted ids a round when drafting, 0..MAX_DEPTH; None: the pacer's choice
     choice       index of this reply among the `n` of one call; part of the noise key
     grammar      what the reply may be; None: anything
+    reads_markers  its text is read by its markers: stop strings count in its content alone, and
+                 what is thinking is counted
     may_think    the reply may open its thinking before the grammar holds
     max_calls    tool calls after which it ends; None: its own end does
     """
@@ -141,6 +143,7 @@ class GenerationRequest:
     acceptance: Acceptance = "coupled"
     choice: int = 0
     grammar: Grammar | None = None
+    reads_markers: bool = False
     may_think: bool = False
     max_calls: int | None = None
 
@@ -181,7 +184,8 @@ class Timing:
     rounds            draft-and-verify rounds; plain steps are not rounds
     round_tokens      ids of the reply that rounds gave
     target_passes     passes over the target's weights that chose an id, the prompt's last included
-    drafted, accepted ids proposed, and those of them that are in the reply
+    drafted, accepted ids that the draft proposed, and those of them that are in the reply; what a
+                      grammar left no choice about is in neither
     """
 
     latency_ms: float
@@ -371,9 +375,11 @@ class Plan:
 class Round:
     """One timed piece of decoding: a draft-and-verify round, or one plain step (depth 0).
 
+    drafted         ids that were proposed, those that a grammar left no choice about included
     accepted        ids that the reply gained, less one
     round_ms        from the last device read to this one, so draft, verify and host work are in it
     context_tokens  ids cached when it began
+    forced          how many of `drafted` a grammar left no choice about; they come first
     """
 
     depth: int
@@ -381,6 +387,7 @@ class Round:
     accepted: int
     round_ms: float
     context_tokens: int
+    forced: int = 0
 
 
 State = Literal[

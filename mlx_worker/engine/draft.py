@@ -44,6 +44,23 @@ class Drafts:
     def n(self) -> int:
         return 0 if self.ids is None else self.ids.shape[0]
 
+    def first(self, n: int) -> Drafts:
+        """The first n alone."""
+        if self.ids is None or n >= self.n:
+            return self
+        return Drafts(self.ids[:n] if n else None, None if self.laws is None else self.laws[:n])
+
+
+def certain(ids: Sequence[int], vocab_size: int | None) -> Drafts:
+    """These ids and no others; with laws where vocab_size is given."""
+    if not ids:
+        return Drafts(None)
+    array = mx.array(list(ids))
+    if vocab_size is None:
+        return Drafts(array)
+    one_hot = array[:, None] == mx.arange(vocab_size)[None]
+    return Drafts(array, one_hot.astype(mx.float32))
+
 
 class Drafter(Protocol):
     """One conversation's proposer. Called in the order: begin, then (propose, commit) for ever.
@@ -57,8 +74,18 @@ class Drafter(Protocol):
         """Start a reply; prompt_ids are the whole prompt."""
         ...
 
-    def propose(self, depth: int, cursor: Cursor, *, with_laws: bool = False) -> Drafts:
-        """Propose up to `depth` ids to follow the cursor's bonus id, without reading the device."""
+    def propose(
+        self,
+        depth: int,
+        cursor: Cursor,
+        *,
+        with_laws: bool = False,
+        forced: Sequence[int] = (),
+    ) -> Drafts:
+        """Propose up to `depth` ids to follow the cursor's bonus id, without reading the device.
+
+        forced  fewer than `depth` ids that are known to come next: the first proposals are these
+        """
         ...
 
     def commit(self, ids: Sequence[int], n_accepted: int) -> None:
@@ -88,6 +115,20 @@ def _stacked(ids: list[mx.array], laws: list[mx.array | None]) -> Drafts:
     return Drafts(mx.stack(ids), mx.stack(rows) if rows else None)
 
 
+def _after(forced: Sequence[int], drafts: Drafts, vocab_size: int) -> Drafts:
+    """What a drafter proposes behind ids that are known."""
+    if not forced:
+        return drafts
+    first = certain(forced, None if drafts.laws is None else vocab_size)
+    assert first.ids is not None
+    if drafts.ids is None:
+        return first
+    laws = None
+    if drafts.laws is not None and first.laws is not None:
+        laws = mx.concatenate([first.laws, drafts.laws])
+    return Drafts(mx.concatenate([first.ids, drafts.ids]), laws)
+
+
 class AssistantDrafter:
     """The family's own draft: queries over the target's keys and values. No state, no prefill."""
 
@@ -112,7 +153,14 @@ class AssistantDrafter:
     def begin(self, prompt_ids: Sequence[int]) -> None:
         pass
 
-    def propose(self, depth: int, cursor: Cursor, *, with_laws: bool = False) -> Drafts:
+    def propose(
+        self,
+        depth: int,
+        cursor: Cursor,
+        *,
+        with_laws: bool = False,
+        forced: Sequence[int] = (),
+    ) -> Drafts:
         """Chain `depth` steps at one constant position over the cached context."""
         shared_kv, n_cached = self._shared_kv()
         offset = mx.array(n_cached - 1 + self._ahead)
@@ -122,12 +170,15 @@ class AssistantDrafter:
         for i in range(depth):
             embedded = self._target.embed(token)
             state, hidden = self._assistant.step(embedded, hidden, shared_kv, offset)
+            if i < len(forced):
+                token = mx.array([[forced[i]]])
+                continue
             logits, candidates = self._assistant.candidates(state)
             id, law = _chosen(logits, candidates, cursor.position + i, self._sampler, with_laws)
             ids.append(id)
             laws.append(law)
             token = id.reshape(1, 1)
-        return _stacked(ids, laws)
+        return _after(forced, _stacked(ids, laws), self._target.vocab_size)
 
     def commit(self, ids: Sequence[int], n_accepted: int) -> None:
         pass
@@ -160,18 +211,28 @@ class ModelDrafter:
     def begin(self, prompt_ids: Sequence[int]) -> None:
         self._known = list(prompt_ids)
 
-    def propose(self, depth: int, cursor: Cursor, *, with_laws: bool = False) -> Drafts:
+    def propose(
+        self,
+        depth: int,
+        cursor: Cursor,
+        *,
+        with_laws: bool = False,
+        forced: Sequence[int] = (),
+    ) -> Drafts:
         """Catch up with what is known, then chain greedy or sampled steps of the small model."""
         logits = self._catch_up()
+        if forced:
+            logits = self._forward(mx.array([list(forced)]))
         ids: list[mx.array] = []
         laws: list[mx.array | None] = []
-        for i in range(depth):
+        for position in range(len(forced), depth):
             if ids:
                 logits = self._forward(ids[-1].reshape(1, 1))
-            id, law = _chosen(logits, None, cursor.position + i, self._sampler, with_laws)
+            place = cursor.position + position
+            id, law = _chosen(logits, None, place, self._sampler, with_laws)
             ids.append(id)
             laws.append(law)
-        return _stacked(ids, laws)
+        return _after(forced, _stacked(ids, laws), self._model.vocab_size)
 
     def commit(self, ids: Sequence[int], n_accepted: int) -> None:
         self._known.extend(ids)
@@ -219,14 +280,17 @@ class LookupDrafter:
         self._ids, self._follows = [], {}
         self._learn(prompt_ids)
 
-    def propose(self, depth: int, cursor: Cursor, *, with_laws: bool = False) -> Drafts:
+    def propose(
+        self,
+        depth: int,
+        cursor: Cursor,
+        *,
+        with_laws: bool = False,
+        forced: Sequence[int] = (),
+    ) -> Drafts:
         """The ids after the latest earlier occurrence of the longest matching end."""
-        copied = self.copy(depth)
-        if not copied:
-            return Drafts(None)
-        ids = mx.array(copied)
-        one_hot = ids[:, None] == mx.arange(self._vocab_size)[None]
-        return Drafts(ids, one_hot.astype(mx.float32) if with_laws else None)
+        ids = [*forced, *self.copy(depth - len(forced), forced)]
+        return certain(ids, self._vocab_size if with_laws else None)
 
     def commit(self, ids: Sequence[int], n_accepted: int) -> None:
         self._learn(ids)
@@ -235,13 +299,17 @@ class LookupDrafter:
     def nbytes(self) -> int:
         return 0
 
-    def copy(self, depth: int) -> list[int]:
-        """Up to `depth` ids copied from after the match; a copy may run into itself and repeat."""
-        for size in range(LOOKUP_LONGEST, LOOKUP_SHORTEST - 1, -1):
-            at = self._follows.get(tuple(self._ids[-size:])) if size <= len(self._ids) else None
+    def copy(self, depth: int, after: Sequence[int] = ()) -> list[int]:
+        """Up to `depth` ids copied from after the match; a copy may run into itself and repeat.
+
+        after  ids that will follow those known, which aren't learnt from yet
+        """
+        end = [*self._ids[-LOOKUP_LONGEST:], *after]
+        for size in range(min(LOOKUP_LONGEST, len(end)), LOOKUP_SHORTEST - 1, -1):
+            at = self._follows.get(tuple(end[-size:]))
             if at is not None:
                 period = len(self._ids) - at
-                return [self._ids[at + i % period] for i in range(depth)]
+                return [self._ids[at + i % period] for i in range(depth)] if period else []
         return []
 
     def _learn(self, ids: Sequence[int]) -> None:

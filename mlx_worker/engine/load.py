@@ -35,6 +35,8 @@ from mlx_worker.engine.draft import (
     ModelDrafter,
     Position,
 )
+from mlx_worker.engine.grammar import Constraint, GrammarTables
+from mlx_worker.engine.markers import Markers, markers_of, opening, text_protocol
 from mlx_worker.engine.pairing import check_vocabulary, load_assistant
 from mlx_worker.engine.room import Room
 from mlx_worker.engine.sample import Sampler
@@ -48,7 +50,7 @@ from mlx_worker.errors import (
     ModelNotFound,
     UnsupportedModel,
 )
-from mlx_worker.records import Sampling
+from mlx_worker.records import GenerationRequest, Sampling, TextProtocol
 
 DEFAULT_CONTEXT_TOKENS = 8192  # where a config names no limit
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -140,6 +142,38 @@ class LoadedPair:
         """
         self._room.check_text(text)
         return tuple(self.tokenizer.encode(text))
+
+    @cached_property
+    def protocol(self) -> TextProtocol:
+        """How its replies say what is thinking and what is a tool call."""
+        return text_protocol(self.tokenizer)
+
+    @cached_property
+    def markers(self) -> Markers:
+        return markers_of(self.protocol, self.tokenizer)
+
+    def opening(self, prompt_ids: Sequence[int]) -> str:
+        """The text that the prompt's end leaves open: a thinking marker and what follows it."""
+        return self.tokenizer.decode(list(opening(prompt_ids, self.markers)))
+
+    def constraint(self, request: GenerationRequest) -> Constraint | None:
+        """What holds a reply to the request's grammar; None where it has none.
+
+        The first one builds the tokenizer's tables, which takes a second for a large vocabulary.
+        """
+        if request.grammar is None:
+            return None
+        return Constraint(
+            self._grammar_tables,
+            request.grammar,
+            self.markers,
+            is_thinking=bool(opening(request.prompt_ids, self.markers)),
+            may_think=request.may_think,
+        )
+
+    @cached_property
+    def _grammar_tables(self) -> GrammarTables:
+        return GrammarTables(self.tokenizer, self.target.vocab_size, self.eos_ids)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:

@@ -9,10 +9,13 @@ A round at depth k:
     verify   ONE target pass over [bonus, d1 … dk] → hidden (k+1, H) → ONE head projection (k+1, V)
     accept   the leading run of drafts that the target chose itself, on device
     read     ONE host read: the k+1 chosen ids and how many of them count
+
+A grammar takes one more read: the drafts, while the target pass runs, for the masks that its rows
+are chosen under. Ids that it leaves no choice about are the first drafts, and cost no drafting.
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -22,7 +25,8 @@ import numpy as np
 from mlx_worker.engine import accept
 from mlx_worker.engine.arrays import ints
 from mlx_worker.engine.cache import Timelines
-from mlx_worker.engine.draft import Drafter, Drafts
+from mlx_worker.engine.draft import Drafter, Drafts, certain
+from mlx_worker.engine.grammar import Constraint, unpacked
 from mlx_worker.engine.sample import Sampler, SamplerState
 from mlx_worker.engine.target import Target
 from mlx_worker.records import Acceptance, TokenLogprob
@@ -51,6 +55,7 @@ class Chosen:
     ids         1..k+1 of them; all but the last are accepted drafts; -1 where the model gave no
                 usable distribution
     n_drafted   how many were proposed
+    n_forced    how many of those, the first, a grammar left no choice about
     hidden      (rows, H): row i is the hidden state that ids[i] was chosen from
     position    index of ids[0] in the reply
     state       what the penalties knew when ids[0] was chosen
@@ -63,6 +68,7 @@ class Chosen:
     position: int
     state: SamplerState
     logprobs: list[TokenLogprob] | None
+    n_forced: int = 0
 
     def first(self, n: int) -> "Chosen":
         """The first n ids alone: what is left when a reply ends inside a round."""
@@ -87,6 +93,7 @@ class Pending:
     n_kept: mx.array | None  # () int32, how many drafts were kept; None: nothing was drafted
     logprobs: tuple[mx.array, mx.array, mx.array] | None
     best: mx.array | None = None  # (1,) the chosen id's logit, where `chosen` was not checked yet
+    n_forced: int = 0
 
     def start(self) -> "Pending":
         """Give the device everything that `read` will want."""
@@ -101,8 +108,15 @@ class Pending:
             del ids[ints(self.n_kept[None])[0] + 1 :]
         if self.best is not None and not math.isfinite(cast(float, self.best.item())):
             ids = [-1]
-        logprobs = _logprobs(ids, self.logprobs)
-        return Chosen(ids, self.n_drafted, self.hidden, self.position, self.state, logprobs)
+        return Chosen(
+            ids,
+            self.n_drafted,
+            self.hidden,
+            self.position,
+            self.state,
+            _logprobs(ids, self.logprobs),
+            self.n_forced,
+        )
 
 
 def launch(
@@ -113,15 +127,16 @@ def launch(
     cursor: Cursor,
     depth: int,
     acceptance: Acceptance = "coupled",
+    constraint: Constraint | None = None,
 ) -> Pending:
-    """Queue a whole round on the device and return at once.
+    """Queue a whole round on the device and return at once; under a constraint, once it drafted.
 
     Next: `read` it, then commit what is kept and settle the timelines, before the next launch.
     """
     standard = acceptance == "standard" and not sampler.is_greedy
-    drafts = Drafts(None)
-    if drafter is not None and depth > 0:
-        drafts = drafter.propose(depth, cursor, with_laws=standard)
+    forced = constraint.forced(depth) if constraint else []
+    law_size = sampler.vocab_size if standard else None
+    drafts = _drafts(drafter, depth, cursor, forced, law_size)
     bonus = mx.array([cursor.bonus])
     if drafts.ids is None:
         row = bonus
@@ -130,31 +145,53 @@ def launch(
         row = mx.concatenate([bonus, drafts.ids])
     hidden = target.hidden(row[None], timelines.layers)[0]
     logits = target.head(hidden)
-    if standard and drafts.n:
-        chosen, n_kept = _choose_standard(logits, drafts, sampler, cursor)
-    else:
-        chosen, n_kept = _choose_coupled(logits, drafts, sampler, cursor)
-    position, state = cursor.position, cursor.state
-    return _pending(sampler, logits, hidden, position, state, chosen, n_kept, drafts.n).start()
+    n_drafted, mask = drafts.n, None
+    if constraint is not None:
+        mx.async_eval(logits, hidden)  # the device verifies while the host works out the masks
+        drafts, mask = _allowed(constraint, drafts, sampler)
+        logits, hidden = logits[: drafts.n + 1], hidden[: drafts.n + 1]
+    choose = _choose_standard if standard and drafts.n else _choose_coupled
+    chosen, n_kept = choose(logits, drafts, sampler, cursor, mask)
+    pending = _pending(sampler, logits, hidden, cursor.position, cursor.state, chosen, n_kept)
+    return replace(pending, n_drafted=n_drafted, n_forced=len(forced)).start()
+
+
+def _drafts(
+    drafter: Drafter | None, depth: int, cursor: Cursor, forced: Sequence[int], with_laws: bool
+) -> Drafts:
+    """Up to `depth` ids: those that are forced, then the drafter's own."""
+    if drafter is None or depth <= len(forced):
+        return certain(forced, with_laws)
+    if forced:
+        return drafter.propose(depth, cursor, with_laws=with_laws, forced=forced)
+    return drafter.propose(depth, cursor, with_laws=with_laws)
+
+
+def _allowed(
+    constraint: Constraint, drafts: Drafts, sampler: Sampler
+) -> tuple[Drafts, mx.array | None]:
+    """The drafts up to the first that the grammar forbids, and (rows, V) what may stand where."""
+    n, bits = constraint.rows([] if drafts.ids is None else ints(drafts.ids))
+    return drafts.first(n), None if bits is None else unpacked(bits, sampler.vocab_size)
 
 
 def _choose_coupled(
-    logits: mx.array, drafts: Drafts, sampler: Sampler, cursor: Cursor
+    logits: mx.array, drafts: Drafts, sampler: Sampler, cursor: Cursor, mask: mx.array | None
 ) -> tuple[mx.array, mx.array | None]:
     """The target's own id for each row; drafts equal to it are kept. (rows,), ()."""
-    chosen = sampler.pick(logits, cursor.state, drafts.ids, cursor.position)
+    chosen = sampler.pick(logits, cursor.state, drafts.ids, cursor.position, mask)
     if drafts.ids is None:
         return chosen, None
     return chosen, accept.coupled(drafts.ids, chosen)
 
 
 def _choose_standard(
-    logits: mx.array, drafts: Drafts, sampler: Sampler, cursor: Cursor
+    logits: mx.array, drafts: Drafts, sampler: Sampler, cursor: Cursor, mask: mx.array | None
 ) -> tuple[mx.array, mx.array]:
     """Kept drafts, then one id from the residual or the last row. (rows,), ()."""
     assert drafts.ids is not None
     assert drafts.laws is not None
-    target_probs = sampler.distribution(logits, cursor.state, drafts.ids)
+    target_probs = sampler.distribution(logits, cursor.state, drafts.ids, mask)
     uniforms = sampler.uniforms(drafts.n, cursor.position)
     n_kept, law = accept.standard(drafts.ids, drafts.laws, target_probs, uniforms)
     last = sampler.draw(law, "residual", cursor.position)
@@ -212,17 +249,46 @@ def _plain_step(
         chosen = mx.argmax(logits, axis=-1).astype(mx.int32)
         return Pending(0, hidden, position, state, chosen, None, None, mx.max(logits, axis=-1))
     chosen = sampler.pick(logits, state, None, position)
-    return _pending(sampler, logits, hidden, position, state, chosen, None, 0)
+    return _pending(sampler, logits, hidden, position, state, chosen, None)
+
+
+def constrained_steps(
+    target: Target,
+    timelines: Timelines,
+    sampler: Sampler,
+    cursor: Cursor,
+    n_steps: int,
+    constraint: Constraint,
+) -> Generator[Chosen, None, None]:
+    """Plain decoding under a grammar, whose next mask depends on this id: nothing is built ahead.
+
+    Next: advance the constraint by the id before asking on.
+    """
+    for _ in range(n_steps):
+        chosen = launch(
+            target, None, timelines, sampler, cursor, 0, constraint=constraint
+        ).read()
+        yield chosen
+        cursor = chosen.cursor(sampler)
 
 
 def first_step(
-    target: Target, timelines: Timelines, sampler: Sampler, ids: mx.array, state: SamplerState
+    target: Target,
+    timelines: Timelines,
+    sampler: Sampler,
+    ids: mx.array,
+    constraint: Constraint | None = None,
 ) -> Pending:
     """Queue the pass over the prompt's last ids (L,), which chooses the reply's first id."""
+    state = sampler.start
     hidden = target.hidden(ids[None], timelines.layers)[0, -1:]
     logits = target.head(hidden)
-    chosen = sampler.pick(logits, state, None, 0)
-    return _pending(sampler, logits, hidden, 0, state, chosen, None, 0).start()
+    mask = None
+    if constraint is not None:
+        mx.async_eval(logits, hidden)
+        _, mask = _allowed(constraint, Drafts(None), sampler)
+    chosen = sampler.pick(logits, state, None, 0, mask)
+    return _pending(sampler, logits, hidden, 0, state, chosen, None).start()
 
 
 def _pending(
@@ -233,10 +299,9 @@ def _pending(
     state: SamplerState,
     chosen: mx.array,
     n_kept: mx.array | None,
-    n_drafted: int,
 ) -> Pending:
     logprobs = None if sampler.n_logprobs is None else sampler.logprobs(logits, chosen)
-    return Pending(n_drafted, hidden, position, state, chosen, n_kept, logprobs)
+    return Pending(0, hidden, position, state, chosen, n_kept, logprobs)
 
 
 def _logprobs(

@@ -207,7 +207,7 @@ class Sampler:
         choice: int = 0,
     ) -> None:
         self.is_greedy = sampling.temperature == 0
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.n_logprobs = sampling.logprobs
         self._top_k = sampling.top_k
         # 0 would drop even the best id; any smaller share than one id's keeps just that.
@@ -438,5 +438,5 @@ class Sampler:
 
     def _scattered(self, ids: mx.array, probs: mx.array) -> mx.array:
         """(R, V) zeros with probs (R, c) at ids (R, c)."""
-        empty = mx.zeros((len(probs), self._vocab_size))
+        empty = mx.zeros((len(probs), self.vocab_size))
         return mx.put_along_axis(empty, ids, probs, axis=-1)

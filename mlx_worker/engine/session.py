@@ -9,6 +9,7 @@ last chosen id, whose keys and values are not cached yet.
 """
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -17,10 +18,11 @@ import mlx.core as mx
 from mlx_worker.engine import round as rounds
 from mlx_worker.engine.cache import Timelines
 from mlx_worker.engine.load import LoadedPair
+from mlx_worker.engine.markers import Kind, Markers, opening
 from mlx_worker.engine.prefix import DRAFT, TARGET, Conversation, PrefixCache, Scope
 from mlx_worker.engine.round import Chosen, Cursor
 from mlx_worker.engine.sample import Sampler
-from mlx_worker.engine.text import StopCutter, TextStream
+from mlx_worker.engine.text import ReplyText
 from mlx_worker.engine.validate import validate
 from mlx_worker.errors import ContextTooLong, GenerationFailed, InvalidParameter
 from mlx_worker.records import (
@@ -30,6 +32,7 @@ from mlx_worker.records import (
     Event,
     FinishReason,
     GenerationRequest,
+    Notice,
     Pacer,
     Plan,
     Progress,
@@ -73,8 +76,11 @@ class Session:
         may_draft = request.speculation == "on" or self._pacer is not None
         own = partial(self._begun, (scope, DRAFT))
         self.drafter = pair.drafter(self.timelines, self._sampler, own) if may_draft else None
-        self._stream = TextStream(pair.tokenizer)
-        self._cutter = StopCutter(request.stop)
+        self._constraint = pair.constraint(request)
+        markers = pair.markers if request.reads_markers else Markers({})
+        is_thinking = bool(opening(prompt, markers))
+        self._text = ReplyText(pair.tokenizer, request.stop, markers, is_thinking)
+        self._kinds: list[Kind] = []  # of the ids that _keep kept last
         self._finish: FinishReason | None = None
         self._n_ids = self._n_cleared = 0
         self._n_rounds = self._n_round_ids = self._n_passes = 0
@@ -122,7 +128,7 @@ class Session:
             self._conversations[0].mark()
         kept = self._keep(chosen)
         cursor = self._after_segment(kept, kept.ids, 0)
-        yield self._text(kept)
+        yield self._event(kept)
         plan = self._next_plan()
         while plan is not None:
             run = self._rounds if plan.depth > 0 else self._plain
@@ -144,7 +150,7 @@ class Session:
             yield Progress(done, len(prompt))
         last = prompt[done:]
         pending = rounds.first_step(
-            self._target, self.timelines, self._sampler, mx.array(last), self._sampler.start
+            self._target, self.timelines, self._sampler, mx.array(last), self._constraint
         )
         self.timelines.commit(last)
         yield Progress(len(prompt), len(prompt))
@@ -167,7 +173,7 @@ class Session:
     ) -> Generator[Event, None, tuple[Cursor, Plan | None]]:
         """A pipelined plain segment of up to plan.tokens ids; returns what follows it."""
         n_steps = min(max(1, plan.tokens), self._request.max_tokens - self._n_ids)
-        steps = rounds.plain_steps(self._target, self.timelines, self._sampler, cursor, n_steps)
+        steps = self._steps(cursor, n_steps)
         bonus, kept, ids = cursor.bonus, None, []
         for chosen in steps:
             n_context = len(self.timelines.committed)
@@ -177,12 +183,18 @@ class Session:
             self._observe(0, chosen, kept, n_context)
             bonus = kept.ids[-1]
             ids.append(bonus)
-            yield self._text(kept)
+            yield self._event(kept)
             if self._finish is not None:
                 break
         steps.close()  # what it built ahead is rewound below
         assert kept is not None
         return self._after_segment(kept, ids, 0), self._next_plan()
+
+    def _steps(self, cursor: Cursor, n_steps: int) -> Generator[Chosen, None, None]:
+        where = self._target, self.timelines, self._sampler, cursor, n_steps
+        if self._constraint is None:
+            return rounds.plain_steps(*where)
+        return rounds.constrained_steps(*where, self._constraint)
 
     def _rounds(
         self, cursor: Cursor, plan: Plan
@@ -209,9 +221,9 @@ class Session:
             if following is not None and following.depth > 0:
                 plan = following
                 pending = self._launch(cursor, plan.depth)
-                yield self._text(kept)
+                yield self._event(kept)
             else:
-                yield self._text(kept)
+                yield self._event(kept)
                 return cursor, following
 
     def _launch(self, cursor: Cursor, depth: int) -> rounds.Pending:
@@ -225,6 +237,7 @@ class Session:
             cursor,
             n_useful,
             self._request.acceptance,
+            self._constraint,
         )
 
     def _after_segment(self, kept: Chosen, ids: Sequence[int], n_accepted: int) -> Cursor:
@@ -235,8 +248,8 @@ class Session:
         return kept.cursor(self._sampler)
 
     def _keep(self, chosen: Chosen) -> Chosen:
-        """Cut a round's ids at EOS, stop string or max_tokens, and take their text."""
-        self._piece = ""
+        """Cut a round's ids at the reply's end, take their text, and tell the grammar."""
+        self._kinds = []
         for n, id in enumerate(chosen.ids, start=1):
             if id < 0:
                 raise GenerationFailed(
@@ -244,40 +257,53 @@ class Session:
                     hint="loosen logit_bias and suppress_tokens, or check the checkpoint's weights",
                 )
             self._n_ids += 1
-            if id in self._pair.eos_ids and not self._request.ignore_eos:
-                self._finish = "stop"
-            else:
-                self._piece += self._cutter.push(self._stream.push(id))
-                if self._cutter.hit:
-                    self._finish = "stop"
-                elif self._n_ids >= self._request.max_tokens:
-                    self._finish = "length"
+            self._finish = self._end(id)
             if self._finish is not None:
-                self._piece += self._cutter.push(self._stream.finish()) + self._cutter.finish()
-                self._finish = "stop" if self._cutter.hit else self._finish
-                return chosen.first(n)
+                self._text.finish()
+                self._finish = "stop" if self._text.is_hit else self._finish
+                chosen = chosen.first(n)
+                break
+        if self._constraint is not None:
+            self._constraint.advance(chosen.ids)
         return chosen
 
-    def _text(self, kept: Chosen) -> Text:
+    def _end(self, id: int) -> FinishReason | None:
+        """Take one id in; whether the reply ends with it, and why."""
+        request, text = self._request, self._text
+        if id in self._pair.eos_ids and not request.ignore_eos:
+            self._kinds.append("control")
+            return "stop"
+        self._kinds.append(text.push(id))
+        if text.is_hit or text.follower.n_calls == request.max_calls:
+            return "stop"
+        return "length" if self._n_ids >= request.max_tokens else None
+
+    def _event(self, kept: Chosen) -> Text:
         logprobs: tuple[TokenLogprob, ...] | None = None
         if kept.logprobs is not None:
-            logprobs = tuple(kept.logprobs[: len(kept.ids)])
-        return Text(tuple(kept.ids), self._piece, logprobs)
+            logprobs = tuple(
+                replace(one, is_content=kind == "content")
+                for one, kind in zip(kept.logprobs, self._kinds, strict=False)
+            )
+        piece, marks = self._text.take()
+        return Text(tuple(kept.ids), piece, logprobs, marks)
 
     def _observe(self, depth: int, chosen: Chosen, kept: Chosen, n_context: int) -> None:
         """Count what was kept of what was read; the pacer hears of it where it is in charge."""
-        n_kept_drafts = n_accepted(chosen, kept)
+        n_own = max(0, n_accepted(chosen, kept) - chosen.n_forced)
         self._n_passes += 1
         if depth > 0:
             self._n_rounds += 1
             self._n_round_ids += len(kept.ids)
-        self._n_drafted += chosen.n_drafted
-        self._n_accepted += n_kept_drafts
+        self._n_drafted += chosen.n_drafted - chosen.n_forced
+        self._n_accepted += n_own
         if self._pacer is not None:
             round_ms = (self._last_id - self._last_read) * 1000
             # A round that the reply's end cut gave no id of the target's own: it counts one fewer.
             accepted = len(kept.ids) - 1
-            self._pacer.observe(Round(depth, chosen.n_drafted, accepted, round_ms, n_context))
+            self._pacer.observe(
+                Round(depth, chosen.n_drafted, accepted, round_ms, n_context, chosen.n_forced)
+            )
         self._last_read = self._last_id
         if self._n_ids - self._n_cleared >= CLEAR_TOKENS:
             self._n_cleared = self._n_ids
@@ -297,8 +323,24 @@ class Session:
             drafted=self._n_drafted,
             accepted=self._n_accepted,
         )
-        usage = Usage(len(self._request.prompt_ids), self._n_ids, self._n_reused)
-        return Done(self._finish, usage, timing)
+        n_thinking = self._text.follower.n_thinking
+        usage = Usage(len(self._request.prompt_ids), self._n_ids, self._n_reused, n_thinking)
+        return Done(self._finish, usage, timing, self._notice())
+
+    def _notice(self) -> Notice | None:
+        """What the reply's end cut off."""
+        if self._finish == "length" and self._text.follower.is_thinking:
+            return "truncated_during_reasoning", (
+                f"max_tokens ({self._request.max_tokens:,}) ended the reply while the model was "
+                "still thinking; hint: raise it, or set reasoning_effort to none"
+            )
+        if self._constraint is not None and not self._constraint.is_complete:
+            what = "a stop text" if self._finish == "stop" else "max_tokens"
+            return "truncated_during_structured_output", (
+                f"{what} ended the reply before what was asked for was whole; "
+                "what there is may not parse"
+            )
+        return None
 
 
 def generate_events(

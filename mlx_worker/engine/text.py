@@ -1,7 +1,7 @@
 """Ids → text pieces: whole characters only, and nothing after a stop string.
 
-Owns the text side of one reply, and the bytes of a single id. Emits raw text, markers included;
-what the markers mean is the wire's business. Engine thread only, no arrays.
+Owns the text side of one reply, and the bytes of a single id. Emits raw text, markers included, and
+where in it they stand; what is between them is the wire's business. Engine thread only, no arrays.
 """
 
 import re
@@ -10,6 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+
+from mlx_worker.engine.markers import Follower, Kind, Markers
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how SentencePiece spells a single byte
@@ -64,6 +66,57 @@ def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
     return lambda ids: tokenizer.decode(
         ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
+
+
+class ReplyText:
+    """The text of one reply as its ids come; stop strings are looked for in its content alone.
+
+    is_hit  a stop string is complete: the reply ends before it
+
+    A stop string is never found across a marker.
+    """
+
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], markers: Markers, is_thinking: bool = False
+    ) -> None:
+        self._stream = TextStream(tokenizer)
+        self._cutter = StopCutter(stops)
+        self._markers = markers
+        self.follower = Follower(markers, is_thinking)
+        self._piece = ""
+        self._marks: list[int] = []
+
+    @property
+    def is_hit(self) -> bool:
+        return self._cutter.hit
+
+    def push(self, id: int) -> Kind:
+        """Take the next id in; returns what it is part of."""
+        is_content = self.follower.is_content
+        kind = self.follower.kind(id)
+        text, marker = self._stream.push(id), self._markers.texts.get(id, "")
+        before = text.removesuffix(marker)
+        if before or not marker:  # before a marker only bytes that were no character
+            self._add(before, is_content if marker else kind == "content")
+        if marker:
+            self._piece += self._cutter.flush()
+            self._marks.append(len(self._piece))
+            self._piece += marker
+        return kind
+
+    def finish(self) -> None:
+        """The reply has ended: what was held back is shown too."""
+        self._add(self._stream.finish(), self.follower.is_content)
+        self._piece += self._cutter.flush()
+
+    def take(self) -> tuple[str, tuple[int, ...]]:
+        """What came since the last time, and where in it a marker begins."""
+        taken = self._piece, tuple(self._marks)
+        self._piece, self._marks = "", []
+        return taken
+
+    def _add(self, text: str, is_content: bool) -> None:
+        self._piece += self._cutter.push(text) if is_content else text
 
 
 class TokenBytes:
@@ -130,7 +183,7 @@ class StopCutter:
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """What was held back although no stop came of it."""
         held, self._held = self._held, ""
         return "" if self.hit else held

@@ -62,6 +62,8 @@ class _Inbox:
     def put(self, item: Any, *, is_urgent: bool = True) -> None:
         """Any thread. What isn't urgent waits for what is. Raises RuntimeError once the loop is
         closed."""
+        if self._loop.is_closed():  # it may have been woken before, and never have got to it
+            raise RuntimeError("nobody reads any more: the event loop is closed")
         self._items.append(item)  # before the look at the flag, so that no item is overlooked
         if is_urgent and not self._is_woken:
             self._is_woken = True

@@ -217,7 +217,7 @@ def cut(stops: Sequence[str], *texts: str) -> tuple[list[str], str, bool]:
     """(what each push shows, what the end releases, whether a stop was hit)."""
     cutter = StopCutter(stops)
     shown = [cutter.push(text) for text in texts]
-    return shown, cutter.finish(), cutter.hit
+    return shown, cutter.flush(), cutter.hit
 
 
 @pytest.mark.parametrize(

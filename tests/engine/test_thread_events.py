@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import pytest_asyncio
 
-from mlx_worker.engine.thread import EngineThread
+from mlx_worker.engine.thread import EngineThread, _Inbox
 from mlx_worker.errors import EngineDied
 
 ENDLESS = 1 << 62  # items: only leaving ends such a stream
@@ -144,6 +144,16 @@ async def test_a_busy_loop_is_woken_once_for_many_items(engine: EngineThread):
         counter.is_closed.wait(30)  # the loop is held up meanwhile
         assert [item async for item in events] == list(range(1, 500))
     assert wakes < 100
+
+
+def test_a_loop_that_ended_before_it_woke_takes_no_more():
+    """It used to count as woken for ever, so that a stream nobody read went on and on."""
+    loop = asyncio.new_event_loop()
+    inbox = _Inbox(loop)
+    inbox.put("it is woken for this, and never gets to it")
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        inbox.put("next")
 
 
 async def test_a_loop_that_ended_stops_the_work(engine: EngineThread):
