@@ -389,6 +389,12 @@ class Round:
     context_tokens: int
     forced: int = 0
 
+    @property
+    def own(self) -> tuple[int, int]:
+        """(drafted, accepted) of the draft's own ids alone."""
+        kept = min(self.accepted, self.drafted)
+        return self.drafted - self.forced, max(0, kept - self.forced)
+
 
 State = Literal[
     "none", "needs_update", "platform_off", "settings_off", "paused", "starting",

@@ -16,7 +16,7 @@ from mlx_worker.control.pacer import RequestPacer, Stretch
 from mlx_worker.records import Plan, Round, Traffic
 
 PAIRS = ("pairs", "suspects", "waiting", "dismissed")
-FORMAT = 3  # of the lines; a replay refuses others
+FORMAT = 4  # of the lines; a replay refuses others
 
 Line = Mapping[str, Any]
 
@@ -74,8 +74,8 @@ def _figures(controller: Controller, request: RequestPacer) -> dict[str, Any]:
         "tokens": sum(stretch.tokens for stretch in request.stretches),
         "rounds": len(rounds),
         "depths": sorted({round.depth for round in rounds}),
-        "drafted": sum(round.drafted for round in rounds),
-        "accepted": sum(round.accepted for round in rounds),
+        "drafted": sum(round.own[0] for round in rounds),
+        "accepted": sum(round.own[1] for round in rounds),
         "gain": tokens / (tokens + report.loss) - 1 if rounds and is_priced else None,
     }
 
@@ -92,21 +92,23 @@ def _left_early(request: RequestPacer) -> bool:
 def segment(stretch: Stretch) -> dict[str, Any]:
     """A stretch; each round's context follows from the first one's.
 
-    times  [ms] of a plain step, [ms, depth, drafted, accepted] of a round
+    times  [ms] of a plain step, [ms, depth, drafted, accepted, forced] of a round; less a forced 0
     """
     found: dict[str, Any] = {
         "purpose": stretch.purpose,
         "context": stretch.rounds[0].context_tokens,
-        "times": [
-            [round.round_ms, round.depth, round.drafted, round.accepted]
-            if round.depth
-            else [round.round_ms]
-            for round in stretch.rounds
-        ],
+        "times": [_time(round) for round in stretch.rounds],
     }
     if stretch.more[0]:
         found["more"] = list(stretch.more)
     return found
+
+
+def _time(round: Round) -> list[float]:
+    if not round.depth:
+        return [round.round_ms]
+    time = [round.round_ms, round.depth, round.drafted, round.accepted]
+    return [*time, round.forced] if round.forced else time
 
 
 def restored(line: Line) -> Controller:
@@ -148,7 +150,8 @@ def _play(request: RequestPacer, line: Line) -> None:
     plan, left = Plan(0, 0), 0
     for part in line["segments"]:
         context = part["context"]
-        for ms, depth, drafted, accepted in ([*time, 0, 0, 0][:4] for time in part["times"]):
+        for time in part["times"]:
+            ms, depth, drafted, accepted, forced = [*time, 0, 0, 0, 0][:5]
             if left <= 0:
                 plan = request.plan()
                 left = plan.tokens
@@ -156,7 +159,7 @@ def _play(request: RequestPacer, line: Line) -> None:
                 raise ReplayDiffers(
                     f"request {request.number}: planned depth {plan.depth}, ran at {depth}"
                 )
-            request.observe(Round(depth, drafted, accepted, ms, context))
+            request.observe(Round(depth, drafted, accepted, ms, context, forced))
             left -= accepted + 1
             context += accepted + 1
         if "more" in part:

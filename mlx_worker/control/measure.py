@@ -17,7 +17,7 @@ from functools import lru_cache
 from operator import mul
 from statistics import median
 
-from mlx_worker.records import MAX_DEPTH
+from mlx_worker.records import MAX_DEPTH, Round
 
 WINSOR = 1.5  # a time beyond this multiple of the median is a hiccup of the machine, cut back to it
 TAIL_CUT = 50.0  # medians that one cut counts for at most: a machine that slept is one hiccup
@@ -545,6 +545,8 @@ class Sample:
 
     n_rounds       [drafted] rounds that ran, by the ids that they proposed
     tokens         ids that those rounds gave
+    drafted, accepted  the draft's own ids, and those that were kept: what a grammar forced is in
+                   the others alone
     plain_tokens   ids written plainly because the request had stopped drafting
     deepest        the deepest plan of its rounds
     n_at, empty_at rounds that price every fixed depth, and those of them without a proposal
@@ -554,6 +556,8 @@ class Sample:
 
     n_rounds: list[int] = field(default_factory=lambda: [0] * (MAX_DEPTH + 1))
     tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     plain_tokens: int = 0
     deepest: int = 0
     n_at: int = 0
@@ -562,9 +566,12 @@ class Sample:
     squares_at: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
     bucket: int = 0
 
-    def hear(self, drafted: int, accepted: int) -> None:
-        self.n_rounds[drafted] += 1
-        self.tokens += accepted + 1
+    def hear(self, round: Round) -> None:
+        drafted, accepted = round.own
+        self.n_rounds[round.drafted] += 1
+        self.tokens += round.accepted + 1
+        self.drafted += drafted
+        self.accepted += accepted
 
     def hear_at_every_depth(
         self, depth: int, drafted: int, accepted: int, beyond: Callable[[int], Sequence[float]]
@@ -611,7 +618,7 @@ class Priced:
 
     tables         context bucket → costs by drafted ids
     taus, weights  of each sample
-    n_rounds       [bucket][drafted] of all samples; tokens, plain_tokens likewise
+    n_rounds       [bucket][drafted] of all samples; tokens, drafted, accepted, plain_tokens alike
     """
 
     def __init__(self) -> None:
@@ -623,7 +630,7 @@ class Priced:
         self.taus: list[float] = []
         self.weights: list[float] = []
         self.n_rounds = [[0] * (MAX_DEPTH + 1) for _ in range(len(BUCKETS) + 1)]
-        self.tokens = self.plain_tokens = 0
+        self.tokens = self.drafted = self.accepted = self.plain_tokens = 0
 
     def take_in(self, samples: list[Sample], tables: list[list[float]]) -> bool:
         """Whether anything has changed. Neither list nor what is in it may be changed later."""
@@ -651,6 +658,8 @@ class Priced:
         for drafted, n in enumerate(sample.n_rounds):
             counts[drafted] += sign * n
         self.tokens += sign * sample.tokens
+        self.drafted += sign * sample.drafted
+        self.accepted += sign * sample.accepted
         self.plain_tokens += sign * sample.plain_tokens
 
     @property

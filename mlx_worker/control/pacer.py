@@ -474,7 +474,7 @@ class RequestPacer:
                 if not is_on:
                     sample.hear_at_every_depth(round.depth, round.drafted, round.accepted, beyond)
                 if not (is_trial and self._stopped_at is not None and n_trial > self._stopped_at):
-                    sample.hear(round.drafted, round.accepted)
+                    sample.hear(round)
         if self._stopped_at is not None:
             sample.plain_tokens = max(0, tokens - sample.tokens)
         elif self.n_stops:

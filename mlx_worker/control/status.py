@@ -7,7 +7,6 @@ precedence to records.py, which the gateway shares. Pure; any thread.
 from __future__ import annotations
 
 import math
-from operator import mul
 from typing import TYPE_CHECKING
 
 from mlx_worker.control.decide import Evidence
@@ -57,7 +56,7 @@ def status_of(controller: Controller) -> Status:
     estimate = shown.estimate
     priced = controller.priced
     n_rounds = [sum(counts) for counts in zip(*priced.n_rounds, strict=True)]
-    total, drafted = sum(n_rounds), sum(map(mul, n_rounds, range(MAX_DEPTH + 1)))
+    total = sum(n_rounds)
     why = memory.why or WHY_MEASURING
     if memory.phase == "measuring" and ledger.is_spent:
         why = WHY_WAITING
@@ -67,7 +66,7 @@ def status_of(controller: Controller) -> Status:
         low=estimate.low,
         high=estimate.high,
         depth=controller.fixed[1] if is_off else max(DEPTHS, key=lambda depth: n_rounds[depth]),
-        acceptance=(priced.tokens - total) / drafted if drafted else None,
+        acceptance=priced.accepted / priced.drafted if priced.drafted else None,
         tokens_per_round=priced.tokens / total,
         cost=priced.cost / total,
         spread=shown.measured_spread,

@@ -265,9 +265,7 @@ def constrained_steps(
     Next: advance the constraint by the id before asking on.
     """
     for _ in range(n_steps):
-        chosen = launch(
-            target, None, timelines, sampler, cursor, 0, constraint=constraint
-        ).read()
+        chosen = launch(target, None, timelines, sampler, cursor, 0, constraint=constraint).read()
         yield chosen
         cursor = chosen.cursor(sampler)
 

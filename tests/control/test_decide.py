@@ -35,7 +35,7 @@ from mlx_worker.control.decide import (
     weigh,
 )
 from mlx_worker.control.measure import CostPair, Costs, Sample
-from mlx_worker.records import MAX_DEPTH
+from mlx_worker.records import MAX_DEPTH, Round
 
 FASTER: list[Ratios] = [{2: 0.80, 4: 0.90}, {2: 0.82, 4: 0.95}, {2: 0.79, 4: 0.88}]
 SLOWER: list[Ratios] = [{1: 1.20, 2: 1.40}, {1: 1.25, 2: 1.50}, {1: 1.22, 2: 1.30}]
@@ -463,7 +463,7 @@ def weighed(requests: Requests, costs: Costs) -> tuple[Evidence, Evidence]:
 def sample(accepted: list[int], plain_tokens: int) -> Sample:
     found = Sample(plain_tokens=plain_tokens)
     for n in accepted:
-        found.hear(DEPTH, n)
+        found.hear(Round(DEPTH, DEPTH, n, 1.0, 0))
         found.hear_at_every_depth(DEPTH, DEPTH, n, lambda _: [0.0] * (MAX_DEPTH + 1))
     return found
 

@@ -171,6 +171,26 @@ def test_a_context_that_grows_over_the_edge_of_a_bucket_replays():
         assert is_replayed(plain(lines))
 
 
+def test_rounds_that_a_grammar_forced_replay():
+    """What it left no choice about is in the line, as it is no acceptance of the draft."""
+    controller, lines = logged()
+    for n in range(12):
+        request = controller.begin(Traffic(20, has_grammar=True), float(n))
+        context = 20
+        while context < 150:
+            plan = request.plan()
+            depth, until = plan.depth, context + plan.tokens
+            while context < until:
+                forced = min(depth, context % 3)
+                request.observe(Round(depth, depth, depth, 20.0 + depth, context, forced))
+                context += depth + 1
+        request.end()
+    assert is_replayed(plain(lines))
+    rounds = [line for line in lines[1:] if line["rounds"]]
+    assert all(line["accepted"] == line["drafted"] for line in rounds)
+    assert any(line["drafted"] < line["tokens"] - line["rounds"] for line in rounds)
+
+
 # --- not the same -----------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ from mlx_worker.control.measure import (
     cost_pair,
     settled_mean,
 )
-from mlx_worker.records import MAX_DEPTH
+from mlx_worker.records import MAX_DEPTH, Round
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=80)
 DEPTHS = range(1, MAX_DEPTH + 1)
@@ -703,7 +703,7 @@ def test_an_unlikely_gain_is_looked_for_where_the_reply_is_long():
 def sample_of(rounds: Sequence[tuple[int, int]], plain_tokens: int = 0) -> Sample:
     sample = Sample(plain_tokens=plain_tokens)
     for depth, accepted in rounds:
-        sample.hear(depth, accepted)
+        sample.hear(Round(depth, depth, accepted, 1.0, 0))
         sample.hear_at_every_depth(depth, depth, accepted, lambda _: [0.0] * (MAX_DEPTH + 1))
     return sample
 
@@ -739,7 +739,7 @@ def test_tau_of_a_few_rounds_is_unbiased(level: float, depth: int):
         sample, of_rounds = Sample(), list[float]()
         while sample.tokens < PAIR_TOKENS:
             accepted = accepted_at(rng, level, depth)
-            sample.hear(depth, accepted)
+            sample.hear(Round(depth, depth, accepted, 1.0, 0))
             of_rounds.append(COSTS[depth] / (accepted + 1))
         taus.append(sample.tau(COSTS)[0])
         naive.append(mean(of_rounds))
@@ -787,7 +787,7 @@ def test_a_round_that_proposed_nothing_is_priced_as_such_at_every_depth():
     """A deeper plan would have found nothing either."""
     sample = Sample()
     for drafted, accepted in ((0, 0), (0, 0), (4, 4)):
-        sample.hear(drafted, accepted)
+        sample.hear(Round(drafted, drafted, accepted, 1.0, 0))
         sample.hear_at_every_depth(4, drafted, accepted, lambda _: [0.0] * (MAX_DEPTH + 1))
     costs = [1.1, *COSTS[1:]]
     assert sample.tau(costs)[0] == pytest.approx((2 * 1.1 + COSTS[4]) / 7)

@@ -997,7 +997,7 @@ def sample_of(tau: float) -> Sample:
     """Of a reply of 128 tokens at depth 1, all right, on a machine where that has this tau."""
     sample = Sample(plain_tokens=round(128 * (tau - 0.6) / 0.4))
     for _ in range((128 - sample.plain_tokens) // 2):
-        sample.hear(1, 1)
+        sample.hear(Round(1, 1, 1, 1.0, 0))
         sample.hear_at_every_depth(1, 1, 1, lambda _: [0.0] * (MAX_DEPTH + 1))
     return sample
 

@@ -189,7 +189,7 @@ def nothing_more(_: int) -> list[float]:
 def sample_of(depth: int, accepted: list[int], plain_tokens: int = 0, bucket: int = 0) -> Sample:
     sample = Sample(plain_tokens=plain_tokens, bucket=bucket)
     for n in accepted:
-        sample.hear(depth, n)
+        sample.hear(Round(depth, depth, n, 1.0, 0))
         sample.hear_at_every_depth(depth, depth, n, nothing_more)
     return sample
 
@@ -205,6 +205,15 @@ def controller_of(phase: Phase, *samples: Sample) -> Controller:
     memory.since_s = 5.0
     controller.refresh()
     return controller
+
+
+def test_what_a_grammar_forced_is_not_in_the_acceptance():
+    """Ids that nothing else could have been are no merit of the draft."""
+    sample = Sample()
+    for n_accepted in (4, 2, 1):  # two forced, then two of the draft's own: 2, 0 and 0 accepted
+        sample.hear(Round(4, 4, n_accepted, 1.0, 0, forced=2))
+        sample.hear_at_every_depth(4, 4, n_accepted, nothing_more)
+    assert controller_of("on", sample).status.acceptance == 2 / 6
 
 
 GAINING = [sample_of(2, [2, 2, 1, 1], plain_tokens=6), sample_of(4, [4, 4]), sample_of(2, [2] * 4)]
