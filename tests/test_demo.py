@@ -9,10 +9,10 @@ import pytest
 import mlx_worker
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.records import Sampling
+from tests.demo_prompts import HELD_OUT
 from tests.tiny import Written, write
 
 DEMO = Path(mlx_worker.__file__).parent / "demo"
-HELD_OUT: dict[str, list[dict[str, Any]]] = json.loads((DEMO / "heldout.json").read_text())
 EXACT_SKILLS = ("count", "json", "copy", "code", "tool")
 MAX_BYTES = 16_000_000
 CONTROL_IDS = {"<eos>": 1, "<bos>": 2, "<|tool_response>": 50, "<turn|>": 106}

@@ -65,8 +65,11 @@ class ChatEncoder:
         return ids
 
     def _safe(self, message: Mapping[str, Any], mark: str) -> Any:
-        is_reply = message.get("role") in ("assistant", "model")
-        return (self._reply_cutter if is_reply else self._cutter).cut(message, mark)
+        safe = self._cutter.cut(message, mark)
+        content = message.get("content")
+        if message.get("role") in ("assistant", "model") and isinstance(content, str):
+            safe["content"] = self._reply_cutter.cut(content, mark)
+        return safe
 
     def _rendered(self, messages: list[Any], options: Mapping[str, Any]) -> str:
         if not self._tokenizer.has_chat_template:
