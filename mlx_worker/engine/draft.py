@@ -309,7 +309,7 @@ class LookupDrafter:
             at = self._follows.get(tuple(end[-size:]))
             if at is not None:
                 period = len(self._ids) - at
-                return [self._ids[at + i % period] for i in range(depth)] if period else []
+                return [self._ids[at + i % period] for i in range(depth)]
         return []
 
     def _learn(self, ids: Sequence[int]) -> None:

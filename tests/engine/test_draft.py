@@ -252,7 +252,54 @@ def test_no_drafter_proposes_more_than_it_was_asked_for(draft: str, depth: int):
     assert 0 < proposed(draft, [2, 40, 41, 42, 43, 40, 41], depth).n <= depth
 
 
-def proposed(draft: str, prompt: list[int], depth: int) -> Drafts:
+@pytest.mark.parametrize("draft", ["assistant", "centroids", "other_seed", "lookup"])
+@pytest.mark.parametrize("n_forced", [1, 2, 3])
+def test_ids_that_are_known_come_first_and_the_rest_follows_from_them(draft: str, n_forced: int):
+    """Told what it would have said anyway, a drafter goes on as it did; its laws too."""
+    prompt = [2, 40, 41, 42, 43, 40, 41]
+    free = proposed(draft, prompt, 4)
+    assert free.ids is not None
+    ids = ints(free.ids)
+    told = proposed(draft, prompt, 4, forced=ids[:n_forced])
+    assert told.ids is not None
+    assert told.laws is not None
+    assert free.laws is not None
+    assert ints(told.ids) == ids
+    gap = mx.abs(told.laws[n_forced:] - free.laws[n_forced:]).max()
+    assert gap.item() < 1e-5
+    assert ints(mx.argmax(told.laws[:n_forced], axis=-1)) == ids[:n_forced]
+
+
+@pytest.mark.parametrize("draft", ["assistant", "centroids", "other_seed"])
+def test_other_ids_that_are_known_change_what_follows(draft: str):
+    """They are not only written over the drafter's own."""
+    prompt = [2, 40, 41, 42, 43, 40, 41]
+    forced = [200, 201, 202]
+    told = proposed(draft, prompt, 8, forced=forced)
+    free = proposed(draft, prompt, 8)
+    assert told.ids is not None
+    assert free.ids is not None
+    assert ints(told.ids)[:3] == forced
+    assert ints(told.ids)[3:] != ints(free.ids)[3:]
+
+
+@pytest.mark.parametrize("n_accepted", [0, 1, 2, 3, 4])
+def test_a_model_drafter_goes_on_after_ids_it_was_told(n_accepted: int):
+    """Kept or not, they leave no trace but what was chosen."""
+    model = tiny_target("own", 5)
+    drafter = ModelDrafter(model, Sampler(Sampling(), VOCAB, []))
+    drafter.begin(PROMPT)
+    drafter.commit([60], 0)
+    drafts = drafter.propose(4, Cursor(60, mx.zeros((1, 1, 32)), 1, None), forced=[70, 71])
+    assert drafts.ids is not None
+    ids = ints(drafts.ids)
+    assert ids == [70, 71, *greedy(model, [*PROMPT, 60, 70, 71], 2)]
+    chosen = [*ids[:n_accepted], 99]
+    drafter.commit(chosen, n_accepted)
+    assert chain(drafter, 99, 3) == greedy(model, [*PROMPT, 60, *chosen], 3)
+
+
+def proposed(draft: str, prompt: list[int], depth: int, forced: Sequence[int] = ()) -> Drafts:
     """What a drafter says after the prompt, sampling, with its laws."""
     pair = tiny_pair("own", draft)
     timelines = Timelines(pair.target.model)
@@ -263,7 +310,8 @@ def proposed(draft: str, prompt: list[int], depth: int) -> Drafts:
     hidden = pair.target.hidden(mx.array([cached]), timelines.layers)[:, -1:]
     timelines.commit(cached)
     drafter.begin(prompt)
-    return drafter.propose(depth, Cursor(bonus, hidden, 1, sampler.start), with_laws=True)
+    cursor = Cursor(bonus, hidden, 1, sampler.start)
+    return drafter.propose(depth, cursor, with_laws=True, forced=forced)
 
 
 def test_only_a_model_drafter_holds_memory_for_a_conversation():
