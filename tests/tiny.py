@@ -128,11 +128,11 @@ def randomised(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-def byte_core() -> Tokenizer:
+def byte_core(vocab_size: int = VOCAB) -> Tokenizer:
     """An id for every byte, no merges; the first three are free for control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<pad>", "<eos>", "<bos>", *alphabet]
-    names += [f"<unused{i}>" for i in range(VOCAB - len(names))]
+    names += [f"<unused{i}>" for i in range(vocab_size - len(names))]
     core = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
@@ -140,9 +140,9 @@ def byte_core() -> Tokenizer:
 
 
 @cache
-def tiny_tokenizer() -> TokenizerWrapper:
+def tiny_tokenizer(vocab_size: int = VOCAB) -> TokenizerWrapper:
     """Three control tokens, the bytes as ids 3…258 in the alphabet's order, then unused ids."""
-    core = byte_core()
+    core = byte_core(vocab_size)
     core.add_special_tokens(["<pad>", "<eos>", "<bos>"])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<eos>", bos_token="<bos>", pad_token="<pad>"

@@ -144,6 +144,12 @@ class LoadedPair:
         return tuple(self.tokenizer.encode(text))
 
     @cached_property
+    def nameless_ids(self) -> tuple[int, ...]:
+        """Ids that the network has a row for and the tokenizer no token: no reply may hold one."""
+        named = set(self.tokenizer.get_vocab().values())
+        return tuple(id for id in range(self.target.vocab_size) if id not in named)
+
+    @cached_property
     def protocol(self) -> TextProtocol:
         """How its replies say what is thinking and what is a tool call."""
         return text_protocol(self.tokenizer)

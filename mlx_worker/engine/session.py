@@ -70,7 +70,9 @@ class Session:
         self._conversations: list[Conversation] = []
         self.timelines = self._begun((scope, TARGET), Timelines(pair.target.model))
         self._n_reused = len(self.timelines.committed)
-        sampling, prompt = request.sampling, request.prompt_ids
+        prompt = request.prompt_ids
+        suppress = (*request.sampling.suppress_ids, *pair.nameless_ids)
+        sampling = replace(request.sampling, suppress_ids=suppress)
         vocab_size = pair.target.vocab_size
         self._sampler = Sampler(sampling, vocab_size, prompt, choice=request.choice)
         may_draft = request.speculation == "on" or self._pacer is not None

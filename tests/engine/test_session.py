@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import islice, pairwise, product
 from typing import Any
@@ -307,6 +308,21 @@ def test_a_stop_that_only_the_last_flush_completes_is_a_stop():
     forced = Sampling(logit_bias={half: 100.0})
     ended = write(tiny_pair("own"), PROMPT, 1, sampling=forced, stop=("\ufffd",))
     assert (ended.text, ended.done.finish_reason) == ("", "stop")
+
+
+@pytest.mark.parametrize("speculation", ["off", "on"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=5.0, seed=1)])
+def test_an_id_without_a_token_is_never_chosen(sampling: Sampling, speculation: str):
+    """Many a network has more rows than its tokenizer has tokens."""
+    named = 259
+    wanted = replace(sampling, logit_bias={VOCAB - 1: 100.0, named: 100.0})
+    free = write(tiny_pair("own", "lookup"), PROMPT, 24, sampling=wanted, ignore_eos=True)
+    assert max(free.ids) >= named
+    short = tiny_pair("own", "lookup", tokenizer=tiny_tokenizer(named))
+    held = write(
+        short, PROMPT, 24, sampling=wanted, ignore_eos=True, speculation=speculation, depth=3
+    )
+    assert max(held.ids) < named
 
 
 def test_rounds_emit_what_they_kept_at_once():
