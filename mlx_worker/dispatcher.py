@@ -15,17 +15,16 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
+from mlx_worker.calls import check_form, has_form, request_of, started, token_names
 from mlx_worker.config import Config
 from mlx_worker.engine import memory
 from mlx_worker.engine.session import check
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import EngineDied, Overloaded, ShuttingDown, TimedOut
-from mlx_worker.loaded_model import LoadedModel
 from mlx_worker.policies import Policies
 from mlx_worker.records import (
     Call,
     Done,
-    GenerationRequest,
     Health,
     Progress,
     ReplyEvent,
@@ -84,6 +83,8 @@ class Dispatcher:
         self._n_waiting += 1
         self._is_idle.clear()
         try:
+            if has_form(call):
+                await asyncio.to_thread(check_form, call)
             answers = self._thread.events(
                 lambda: self._answers(id, call, submitted),
                 (self._limits.call_s, TimedOut(self._limits.call_s)),
@@ -226,18 +227,13 @@ class Dispatcher:
         queue_wait_ms = (perf_counter() - submitted) * 1000
         model, model_load_ms = self._roster.take(id)
         model.keep_prefixes(self._settings.kv_prefix_cache)
-        request = self._request(model, call)
+        request, notice = request_of(model, call, self._config, self._is_off)
         check(model.pair, request)
         self._roster.admit(model, len(request.prompt_ids) + request.max_tokens)
         choices = model.choices(request, call.n, call.scope)
         try:
-            yield Started(
-                id,
-                len(request.prompt_ids),
-                queue_wait_ms,
-                model_load_ms,
-                self._notice(model, call),
-            )
+            waits = {"queue_wait_ms": queue_wait_ms, "model_load_ms": model_load_ms}
+            yield started(id, model, request, notice, **waits)
             for choice, event in choices:
                 if isinstance(event, Progress | Text | Done):
                     yield ReplyEvent(choice, event, token_names(model, event))
@@ -245,50 +241,7 @@ class Dispatcher:
             choices.close()
             self._roster.publish(id)
 
-    def _request(self, model: LoadedModel, call: Call) -> GenerationRequest:
-        speculation = "off" if self._is_off else call.speculation
-        ids = prompt_ids(model, call)
-        room = model.pair.target.context_limit - len(ids)
-        max_tokens = call.max_tokens or max(1, min(self._config.generation.max_tokens, room))
-        return GenerationRequest(
-            prompt_ids=ids,
-            max_tokens=max_tokens,
-            sampling=model.sampling(call.sampling),
-            stop=call.stop,
-            speculation=speculation,
-            depth=self._config.speculation.depth if speculation == "on" else None,
-            acceptance=self._config.speculation.acceptance,
-        )
-
-    def _notice(self, model: LoadedModel, call: Call) -> tuple[str, str] | None:
-        """Why drafting that a call insists on can't be had."""
-        if call.speculation != "on":
-            return None
-        if model.pair.draft_kind is None:
-            why = model.pair.draft_problem or f"there is no draft for {model.pair.name}"
-        elif self._is_off:
-            why = "drafting is switched off in the worker's settings"
-        else:
-            return None
-        return "speculation_unavailable", f"decoded without a draft: {why}"
-
 
 def is_piece(event: Started | ReplyEvent) -> bool:
     """Whether it is a part of a reply, of which a whole one's client sees nothing yet."""
     return isinstance(event, ReplyEvent) and isinstance(event.event, Text)
-
-
-def prompt_ids(model: LoadedModel, call: Call) -> tuple[int, ...]:
-    if call.messages is not None:
-        return model.pair.encode_chat(call.messages, enable_thinking=call.enable_thinking)
-    if isinstance(call.prompt, str):
-        return model.pair.encode_text(call.prompt)
-    return call.prompt
-
-
-def token_names(model: LoadedModel, event: Progress | Text | Done) -> dict[int, bytes]:
-    """The bytes of every id that an event's logprobs name."""
-    if not isinstance(event, Text) or event.logprobs is None:
-        return {}
-    ids = {one.id for one in event.logprobs} | {id for one in event.logprobs for id, _ in one.top}
-    return {id: model.pair.token_bytes(id) for id in ids}

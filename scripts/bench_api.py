@@ -30,6 +30,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from results import tell
+
 from mlx_worker.bench.workloads import BUILT_IN, names, pick
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.prefix import PrefixCache
@@ -235,9 +237,7 @@ def main() -> int:
     }
     print(f"through the API: {result['streamed']:.3f} streamed, {result['whole']:.3f} whole")
     print(f"follow-up: {1000 * warm_s:.0f} ms warm, {1000 * cold_s:.0f} ms cold")
-    print(json.dumps(result))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    tell(result, options.json)
     return 0
 
 

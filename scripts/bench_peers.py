@@ -11,7 +11,6 @@ Prints a table, then one JSON object.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from time import perf_counter
 
 import mlx.core as mx
 from mlx_lm import stream_generate
+from results import tell
 
 from mlx_worker.bench.workloads import BUILT_IN, names, pick
 from mlx_worker.engine.load import LoadedPair, load_pair
@@ -120,9 +120,7 @@ def main() -> int:
     overall = geometric_mean(line.ratio for line in lines)
     result = {"plain_over_mlx_lm": overall, "lines": [asdict(line) for line in lines]}
     print(f"plain decoding is {overall:.3f} times as fast as mlx-lm's")
-    print(json.dumps(result))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    tell(result, options.json)
     return 0
 
 

@@ -15,7 +15,6 @@ between plain ones, and what both take per id is compared. Prints tables, then o
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,8 @@ from statistics import fmean, median
 import mlx.core as mx
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # tests/ is not installed
+
+from results import tell
 
 from mlx_worker.bench.facts import blas_name
 from mlx_worker.bench.workloads import BUILT_IN, pick
@@ -302,9 +303,7 @@ def main() -> int:
     maps = Path("/proc/self/maps")
     result["blas"] = blas_name(maps.read_text()) if maps.exists() else None
     print()
-    print(json.dumps(result))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    tell(result, options.json)
     return 0
 
 

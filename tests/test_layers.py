@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": {"server", "link", "engine", "control", "models", "decisions"}
     | {"dispatcher", "roster", "loaded_model", "policies", "logs"}
     | LEAVES,
-    "dispatcher": {"engine", "roster", "loaded_model", "policies"} | LEAVES,
+    "dispatcher": {"engine", "roster", "calls", "policies"} | LEAVES,
+    "calls": {"engine", "loaded_model"} | LEAVES,
     "policies": LEAVES,
     "logs": set(),
     "roster": {"engine", "loaded_model"} | LEAVES,

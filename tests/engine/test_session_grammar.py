@@ -1,0 +1,246 @@
+"""Under a grammar a reply is the target's own too, whatever drafts, and it is what was asked for."""
+
+import json
+import random
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from mlx_worker.engine.load import LoadedPair, load_pair
+from mlx_worker.engine.schema import calls_grammar, structure_grammar
+from mlx_worker.records import Grammar, Sampling, Structure, Tools
+from tests.demo_prompts import TOOLS, prompt_of
+from tests.tiny import Guess, Script, Written, tiny_pair, write
+
+PROMPT = [2, *range(40, 51)]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["animal", "building", "river"]},
+        "name": {"type": "string", "maxLength": 12},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}},
+        "is_old": {"type": "boolean"},
+    },
+    "required": ["kind", "name", "sizes", "is_old"],
+    "additionalProperties": False,
+}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "city": {"enum": ["Paris", "Rome", "Lima"]},
+    },
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.9, seed=7),
+    "hot": Sampling(temperature=1.4, top_p=0.95, seed=-3),
+    "penalised": Sampling(
+        temperature=0.7, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4, seed=1
+    ),
+    "penalised greedy": Sampling(repetition_penalty=1.5, frequency_penalty=0.9),
+    "biased": Sampling(logit_bias={60: 2.0}, suppress_ids=(45,), temperature=0.9, seed=5),
+}
+DRAFTS = ["lookup", "assistant", "centroids", "same_weights", "other_seed"]
+
+
+def held_to(schema: object) -> Grammar:
+    grammar, notice = structure_grammar(Structure(json.dumps(schema)), None)
+    assert notice is None
+    return grammar
+
+
+@pytest.fixture(scope="module")
+def demo() -> LoadedPair:
+    return load_pair("demo")
+
+
+def tiny_reply(shape: str, draft: str | None, sampling: str, **request: Any) -> Written:
+    whole = {"grammar": held_to(SCHEMA), "sampling": SAMPLINGS[sampling], **request}
+    return write(tiny_pair(shape, draft), PROMPT, 160, **whole)
+
+
+@cache
+def plain_reply(shape: str, sampling: str) -> Written:
+    return tiny_reply(shape, None, sampling)
+
+
+def some_of_the_table() -> list[Any]:
+    """Every draft with every depth, and with every sampling; all of them in the long tier."""
+    found = []
+    for (i, draft), depth, (j, name) in product(
+        enumerate(DRAFTS), (1, 2, 4, 8), enumerate(SAMPLINGS)
+    ):
+        marks = [] if (i + j + depth) % 4 == 0 else [pytest.mark.long]
+        found.append(pytest.param(draft, depth, name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("shape", ["own", "shared"])
+@pytest.mark.parametrize(("draft", "depth", "sampling"), some_of_the_table())
+def test_the_reply_does_not_depend_on_the_drafter(
+    shape: str, draft: str, depth: int, sampling: str
+):
+    """For any seed, with ids that the grammar forces among the drafts and without."""
+    plain = plain_reply(shape, sampling)
+    drafted = tiny_reply(shape, draft, sampling, speculation="on", depth=depth)
+    assert (drafted.ids, drafted.text) == (plain.ids, plain.text)
+    assert drafted.done.finish_reason == plain.done.finish_reason
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3))])
+@pytest.mark.parametrize("depth", [1, 3, 7])
+def test_drafts_that_are_right_now_and_then_leave_the_reply_alone(depth: int, seed: int):
+    """Legal and illegal ones in any order: the grammar is where the kept ids are, nowhere else."""
+    plain = plain_reply("own", "sampled")
+    chance = random.Random(seed)
+    drafter = Guess(plain.ids, lambda i: chance.random() < 0.6)
+    drafted = write(
+        tiny_pair("own"),
+        PROMPT,
+        160,
+        drafter=drafter,
+        grammar=held_to(SCHEMA),
+        sampling=SAMPLINGS["sampled"],
+        speculation="on",
+        depth=depth,
+    )
+    assert drafted.ids == plain.ids
+
+
+def test_switching_between_plain_and_drafting_leaves_the_reply_alone():
+    """The pacer may stop and start anywhere."""
+    plain = plain_reply("own", "sampled")
+    pacer = Script([(0, 3), (4, 9), (0, 1), (2, 5), (0, 4), (8, 99)])
+    drafted = tiny_reply("own", "other_seed", "sampled", pacer=pacer)
+    assert drafted.ids == plain.ids
+    assert {round.depth for round in pacer.heard} == {0, 2, 4, 8}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_reply_that_ends_by_itself_satisfies_the_schema(sampling: str):
+    """A random network has never seen JSON; the masks alone make it."""
+    reply = plain_reply("own", sampling)
+    if reply.done.finish_reason == "stop":
+        Draft202012Validator(SCHEMA).validate(json.loads(reply.text))
+        assert reply.done.notice is None
+    else:
+        assert reply.done.notice is not None
+        assert reply.done.notice[0] == "truncated_during_structured_output"
+
+
+def test_some_of_those_replies_end_by_themselves():
+    """Or the test above would show little."""
+    ends = [plain_reply("own", name).done.finish_reason for name in SAMPLINGS]
+    assert ends.count("stop") >= 3
+
+
+def test_forced_ids_count_in_neither_drafted_nor_accepted():
+    """A draft that is always wrong has an acceptance of 0, whatever the grammar gave for free."""
+    plain = plain_reply("own", "sampled")
+    drafter = Guess(plain.ids, lambda i: False)
+    reply = write(
+        tiny_pair("own"),
+        PROMPT,
+        160,
+        drafter=drafter,
+        grammar=held_to(SCHEMA),
+        sampling=SAMPLINGS["sampled"],
+        speculation="on",
+        depth=4,
+    )
+    timing = reply.done.timing
+    assert reply.ids == plain.ids
+    assert timing.drafted > 0
+    assert timing.accepted == 0
+    assert timing.tokens_per_round is not None
+    assert timing.tokens_per_round > 1.2  # forced ids came along
+
+
+def test_the_pacer_hears_of_forced_ids_apart():
+    """They save time, so they are in the round; but they are no merit of the draft."""
+    pacer = Script([(4, 999)])
+    reply = tiny_reply("own", "other_seed", "sampled", pacer=pacer)
+    assert sum(round.forced for round in pacer.heard) > 0
+    assert sum(round.own[1] for round in pacer.heard) == reply.done.timing.accepted
+
+
+@pytest.mark.parametrize("speculation", ["off", "on"])
+def test_a_cap_inside_the_document_says_so(speculation: str):
+    """Half a document doesn't parse."""
+    reply = tiny_reply("own", "lookup", "sampled", speculation=speculation)
+    cut = write(
+        tiny_pair("own", "lookup"),
+        PROMPT,
+        len(reply.ids) // 2,
+        grammar=held_to(SCHEMA),
+        sampling=SAMPLINGS["sampled"],
+        speculation=speculation,
+    )
+    assert cut.ids == reply.ids[: len(cut.ids)]
+    assert cut.done.finish_reason == "length"
+    assert cut.done.notice is not None
+    assert cut.done.notice[0] == "truncated_during_structured_output"
+
+
+def test_a_stop_text_inside_the_document_says_so():
+    """The client asked for both."""
+    reply = tiny_reply("own", None, "sampled", stop=('"sizes"',))
+    assert reply.done.finish_reason == "stop"
+    assert reply.done.notice is not None
+    assert reply.done.notice[0] == "truncated_during_structured_output"
+    assert "stop text" in reply.done.notice[1]
+
+
+@pytest.mark.parametrize("speculation", ["off", "on"])
+def test_the_demo_answers_in_the_form_that_was_asked_for(demo: LoadedPair, speculation: str):
+    """Its own words, in the schema's order."""
+    prompt = prompt_of(demo, "Write JSON for a person named Ada, age 36, city Paris.")
+    reply = write(demo, prompt, 100, grammar=held_to(PERSON), speculation=speculation)
+    assert json.loads(reply.text) == {"name": "Ada", "age": 36, "city": "Paris"}
+    assert reply.done.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("speculation", ["off", "on"])
+def test_the_demo_thinks_first_and_is_held_afterwards(
+    demo: LoadedPair, speculation: str, temperature: float
+):
+    """Nothing masks the thinking; the answer is the document."""
+    prompt = prompt_of(demo, "What is 32 + 21?", enable_thinking=True)
+    reply = write(
+        demo,
+        prompt,
+        200,
+        grammar=held_to({"type": "object", "properties": {"sum": {"type": "integer"}},
+                         "required": ["sum"], "additionalProperties": False}),
+        may_think=True,
+        reads_markers=True,
+        sampling=Sampling(temperature=temperature, seed=3),
+        speculation=speculation,
+        depth=4,
+    )  # fmt: skip
+    thought, _, answer = reply.text.partition("<channel|>")
+    assert thought.startswith("<|channel>thought\n")
+    assert set(json.loads(answer)) == {"sum"}
+    assert reply.done.usage.reasoning_tokens > 5
+
+
+@pytest.mark.parametrize("speculation", ["off", "on"])
+def test_the_demo_calls_the_tool_that_it_must(demo: LoadedPair, speculation: str):
+    """Even where nobody asked for it; the call is in the model's own syntax."""
+    tools = Tools((TOOLS["start_timer"],), is_required=True)
+    grammar, _ = calls_grammar(tools, demo.protocol)
+    prompt = prompt_of(demo, "What is the capital of Portugal?", tools=tools.offered)
+    reply = write(
+        demo, prompt, 60, grammar=grammar, reads_markers=True, max_calls=1, speculation=speculation
+    )
+    assert reply.text.startswith("<|tool_call>call:start_timer{")
+    assert reply.text.endswith("}<tool_call|>")
+    assert reply.done.notice is None
