@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mlx_worker.config import Config
-from mlx_worker.engine import schema
+from mlx_worker.engine import structure
 from mlx_worker.errors import RequestError
 from mlx_worker.loaded_model import LoadedModel
 from mlx_worker.records import (
@@ -31,7 +31,7 @@ def has_form(call: Call) -> bool:
 
 def check_form(call: Call) -> None:
     """Raises RequestError for a schema that can't be held to; may take a second."""
-    schema.check(call.structure, call.tools)
+    structure.check(call.structure, call.tools)
 
 
 def request_of(
@@ -81,9 +81,9 @@ def prompt_ids(model: LoadedModel, call: Call) -> tuple[int, ...]:
 def grammar_of(model: LoadedModel, call: Call) -> tuple[Grammar | None, Notice | None]:
     """What the reply may be, and what of it can't be enforced."""
     if call.tools is not None and call.tools.is_required:
-        return schema.calls_grammar(call.tools, model.pair.protocol)
+        return structure.calls_grammar(call.tools, model.pair.protocol)
     if call.structure is not None:
-        return schema.structure_grammar(call.structure, call.tools)
+        return structure.structure_grammar(call.structure, call.tools)
     return None, None
 
 

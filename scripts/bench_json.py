@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from mlx_worker.engine.schema import structure_grammar
 from results import tell
 
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.session import generate_events
+from mlx_worker.engine.structure import structure_grammar
 from mlx_worker.records import Done, GenerationRequest, Speculation, Structure, Text
 
 NAMES = {"type": "array", "items": {"type": "string"}}

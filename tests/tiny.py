@@ -194,10 +194,20 @@ class Guess:
     def begin(self, prompt_ids: Sequence[int]) -> None:
         self._n_known = 0
 
-    def propose(self, depth: int, cursor: Cursor, *, with_laws: bool = False) -> Drafts:
+    def propose(
+        self,
+        depth: int,
+        cursor: Cursor,
+        *,
+        with_laws: bool = False,
+        forced: Sequence[int] = (),
+    ) -> Drafts:
         assert 1 <= depth, "a round that drafts nothing asks no drafter"
-        span = range(cursor.position, min(cursor.position + depth, len(self._reply)))
-        ids = [self._reply[i] if self._right(i) else (self._reply[i] + 1) % VOCAB for i in span]
+        assert len(forced) < depth, "nothing is left to propose"
+        first = cursor.position + len(forced)
+        span = range(first, min(cursor.position + depth, len(self._reply)))
+        own = [self._reply[i] if self._right(i) else (self._reply[i] + 1) % VOCAB for i in span]
+        ids = [*forced, *own]
         return Drafts(mx.array(ids) if ids else None)
 
     def commit(self, ids: Sequence[int], n_accepted: int) -> None:

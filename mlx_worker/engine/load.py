@@ -27,6 +27,7 @@ from mlx_worker.engine.checkpoint import (
     bad_value,
     find,
 )
+from mlx_worker.engine.constraint import Constraint
 from mlx_worker.engine.draft import (
     AssistantDrafter,
     Drafter,
@@ -35,7 +36,7 @@ from mlx_worker.engine.draft import (
     ModelDrafter,
     Position,
 )
-from mlx_worker.engine.grammar import Constraint, GrammarTables
+from mlx_worker.engine.grammar import GrammarTables
 from mlx_worker.engine.markers import Markers, markers_of, opening, text_protocol
 from mlx_worker.engine.pairing import check_vocabulary, load_assistant
 from mlx_worker.engine.room import Room
@@ -169,17 +170,21 @@ class LoadedPair:
         """
         if request.grammar is None:
             return None
+        markers = self.markers
         return Constraint(
             self._grammar_tables,
             request.grammar,
-            self.markers,
-            is_thinking=bool(opening(request.prompt_ids, self.markers)),
+            think_open=markers.think_open,
+            think_close=markers.think_close,
+            call_open=markers.call_open,
+            is_thinking=bool(opening(request.prompt_ids, markers)),
             may_think=request.may_think,
         )
 
     @cached_property
     def _grammar_tables(self) -> GrammarTables:
-        return GrammarTables(self.tokenizer, self.target.vocab_size, self.eos_ids)
+        size = self.target.vocab_size
+        return GrammarTables(self.tokenizer, size, self.eos_ids, self.protocol)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:

@@ -25,8 +25,9 @@ import numpy as np
 from mlx_worker.engine import accept
 from mlx_worker.engine.arrays import ints
 from mlx_worker.engine.cache import Timelines
+from mlx_worker.engine.constraint import Constraint
 from mlx_worker.engine.draft import Drafter, Drafts, certain
-from mlx_worker.engine.grammar import Constraint, unpacked
+from mlx_worker.engine.grammar import unpacked
 from mlx_worker.engine.sample import Sampler, SamplerState
 from mlx_worker.engine.target import Target
 from mlx_worker.records import Acceptance, TokenLogprob
@@ -157,11 +158,19 @@ def launch(
 
 
 def _drafts(
-    drafter: Drafter | None, depth: int, cursor: Cursor, forced: Sequence[int], with_laws: bool
+    drafter: Drafter | None,
+    depth: int,
+    cursor: Cursor,
+    forced: Sequence[int],
+    law_size: int | None,
 ) -> Drafts:
-    """Up to `depth` ids: those that are forced, then the drafter's own."""
+    """Up to `depth` ids: those that are forced, then the drafter's own.
+
+    law_size  of the vocabulary, where their laws are wanted too
+    """
     if drafter is None or depth <= len(forced):
-        return certain(forced, with_laws)
+        return certain(forced, law_size)
+    with_laws = law_size is not None
     if forced:
         return drafter.propose(depth, cursor, with_laws=with_laws, forced=forced)
     return drafter.propose(depth, cursor, with_laws=with_laws)

@@ -1,0 +1,138 @@
+"""One reply under a grammar: what may come next, after any drafts, from its first id to its last.
+
+Owns when the grammar holds: not while the reply thinks, and no more once it calls a tool by itself.
+Leaves compiled grammars and masks to grammar.py, picking to sample.py. Engine thread only.
+
+    before    nothing is written: the grammar, or the marker that opens thinking or a tool call
+    thinking  anything, until the marker that closes it
+    content   the grammar from its beginning, or the marker that opens a tool call
+    active    the grammar
+    free      anything, to the reply's end
+    ended     nothing
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from mlx_worker.engine.grammar import Bits, GrammarTables, bits_of, has
+from mlx_worker.errors import GenerationFailed
+from mlx_worker.records import Grammar
+
+Place = Literal["before", "thinking", "content", "active", "free", "ended"]
+ANYTHING: tuple[Place, ...] = ("thinking", "free", "ended")
+
+
+class Constraint:
+    """Follows one reply."""
+
+    def __init__(
+        self,
+        tables: GrammarTables,
+        grammar: Grammar,
+        *,
+        think_open: int | None = None,
+        think_close: int | None = None,
+        call_open: int | None = None,
+        is_thinking: bool = False,
+        may_think: bool = False,
+    ) -> None:
+        """
+        think_open, think_close, call_open  ids of the markers; None: the model has none
+        is_thinking  the prompt left thinking open
+        may_think    the reply may open it
+
+        Raises RequestError where the grammar can't be followed with this tokenizer.
+        """
+        self._tables = tables
+        self._matcher = tables.matcher(grammar)
+        self._think_open = think_open if may_think and think_close is not None else None
+        self._think_close = think_close
+        self._call_open = call_open if grammar.may_call else None
+        self._ended_whole = False
+        self._place: Place = "before" if self._think_open is not None else "content"
+        if is_thinking and think_close is not None:
+            self._place = "thinking"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the reply is whole if it ends here; of one that has ended, whether it was."""
+        if self._place == "ended":
+            return self._ended_whole
+        return self._place == "free" or (self._place == "active" and self._matcher.is_accepting())
+
+    def rows(self, draft_ids: Sequence[int] = ()) -> tuple[int, Bits | None]:
+        """What may follow the reply, and follow it with each of its drafts; nothing is kept.
+
+        Returns (n, bits): the first n drafts are legal, the last of them perhaps an end; bits
+        (n + 1, words) has in row j what may follow draft_ids[:j], None where that is anything in
+        each row. Raises GenerationFailed where the grammar ran into a limit.
+        """
+        place, fed = self._place, 0
+        found = [self._row(place)]
+        for id in draft_ids:
+            if not has(self._tables.all_ids if found[-1] is None else found[-1], id):
+                break
+            place, is_fed = self._after(place, id)
+            fed += is_fed
+            found.append(self._row(place))
+            if place == "ended":
+                break
+        if fed:
+            self._checked(self._matcher.rollback(fed))
+        if all(row is None for row in found):
+            return len(found) - 1, None
+        free = self._tables.all_ids
+        return len(found) - 1, np.stack([free if row is None else row for row in found])
+
+    def advance(self, ids: Iterable[int]) -> None:
+        """The ids were kept. Raises GenerationFailed for one that the grammar doesn't allow."""
+        for id in ids:
+            was_whole = self.is_complete
+            self._place, _ = self._after(self._place, id)
+            self._ended_whole = was_whole
+
+    def forced(self, most: int) -> list[int]:
+        """Up to `most` ids that are all the grammar leaves, as its text is tokenized; no end."""
+        is_bound = self._place == "active" or (self._place == "content" and self._call_open is None)
+        if not is_bound or most < 1 or self._matcher.is_stopped():
+            return []
+        ids = self._matcher.compute_ff_tokens()[:most]
+        self._checked(not self._matcher.is_error())
+        ends = [n for n, id in enumerate(ids) if id in self._tables.eos_ids]
+        return ids[: ends[0]] if ends else ids
+
+    def _row(self, place: Place) -> Bits | None:
+        """(words,) what may come next; None: anything."""
+        if place in ANYTHING:
+            return None
+        row = self._tables.mask(self._matcher)
+        self._checked(not self._matcher.is_error())
+        also = [self._think_open] if place == "before" else []
+        also += [self._call_open] if place in ("before", "content") else []
+        ids = [id for id in also if id is not None]
+        return row | bits_of(ids, self._tables.vocab_size) if ids else row
+
+    def _after(self, place: Place, id: int) -> tuple[Place, bool]:
+        """Where an id leads, and whether the matcher was given it."""
+        if place == "thinking" and id == self._think_close:
+            return "content", False
+        if place == "before" and id == self._think_open:
+            return "thinking", False
+        if place in ("before", "content") and id == self._call_open:
+            return "free", False
+        if id in self._tables.eos_ids or place == "ended":
+            return "ended", False
+        if place in ANYTHING:
+            return place, False
+        self._checked(self._matcher.consume_token(id))
+        return "active", True
+
+    def _checked(self, is_fine: bool) -> None:
+        if not is_fine:
+            message = " ".join(self._matcher.get_error().split("\n", 1)[0].split())[:200]
+            raise GenerationFailed(
+                f"the reply can't be held to its grammar: {message or 'an id it does not allow'}",
+                hint="simplify the schema",
+            )

@@ -1,0 +1,261 @@
+"""What a client wants a reply to be → the grammar that makes it so.
+
+Owns the grammars of response_format and tool_choice: their blanks, the limits they are compiled
+under, and what is told where they can't be had. Leaves the reading of schemas to schema.py, Gemma's
+syntax of calls to calls.py, and masks to grammar.py. Pure; any thread.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from mlx_worker.engine.calls import MAX_CALLS, Signs, Unsayable, calls
+from mlx_worker.engine.schema import MAX_CHARS, Plain, PlainSchema, parsed, read, refusal
+from mlx_worker.errors import RequestError
+from mlx_worker.records import Grammar, Notice, Structure, TextProtocol, Tools
+
+# Blanks between two JSON tokens: none, one space, or a line break and its indent of up to ten
+# levels of four. llguidance tries the pattern once at each place, so this is all that a model which
+# loves blanks can write there, 41 characters; its default lets one go on for ever.
+BLANKS = r" |\n {0,40}"
+# Without \u: with it, a key "\u0061" passes for another one than "a", and gets another schema.
+JSON_OPTIONS = {"whitespace_pattern": BLANKS, "json_allowed_escapes": 'nrbtf\\"'}
+
+# An object of 500 optional properties has 2,007 items in a row, which llguidance's default forbids.
+# Its 250,000 lexer states may take 500 MB. Regular expressions over the whole vocabulary in advance
+# took a second for what one reply hardly needs.
+LIMITS = LLParserLimits(
+    max_items_in_row=20_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=200_000,
+    max_lexer_states=50_000,
+    max_grammar_size=500_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+N_TRIED = 48  # bytes of a document that are tried out before a schema is taken
+MAX_SHOWN = 8  # of what a notice lists
+CACHED = 64  # grammars; an agent repeats its own few
+
+SCHEMA_PARAM = "response_format.json_schema.schema"
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def structure_grammar(
+    structure: Structure, tools: Tools | None = None
+) -> tuple[Grammar, Notice | None]:
+    """The grammar of a JSON document. With tools, a call of one may stand in its place.
+
+    Raises RequestError for a schema that is wrong, too large or can't be satisfied.
+    """
+    text, left_out = _document(structure.schema)
+    return Grammar(text, may_call=tools is not None), _notice(left_out)
+
+
+def calls_grammar(tools: Tools, protocol: TextProtocol) -> tuple[Grammar, Notice | None]:
+    """The grammar of one tool call, or of several where they may be.
+
+    Raises RequestError for parameters that can't be enforced, and for families whose calls can't.
+    """
+    family = _family(protocol)
+    markers = protocol.call or ("", "")
+    text, left_out = _calls(_said(tools), tools.is_parallel, family, markers, protocol.are_ids)
+    return Grammar(text, is_call=True), _notice(left_out)
+
+
+def check(structure: Structure | None, tools: Tools | None) -> None:
+    """Raises RequestError for what no model could be held to; asks for no tokenizer."""
+    if structure is not None:
+        _document(structure.schema)
+    if tools is not None and tools.is_required:
+        _plain_tools(_said(tools))
+
+
+def _notice(left_out: Sequence[str]) -> Notice | None:
+    if not left_out:
+        return None
+    shown = ", ".join(left_out[:MAX_SHOWN])
+    more = f" and {len(left_out) - MAX_SHOWN} more" if len(left_out) > MAX_SHOWN else ""
+    return "strict_schema_not_enforced", f"the schema is enforced without {shown}{more}"
+
+
+@lru_cache(CACHED)
+def _document(schema: str) -> tuple[str, tuple[str, ...]]:
+    plain = read(parsed(schema, SCHEMA_PARAM), SCHEMA_PARAM)
+    text = LLMatcher.grammar_from_json_schema(_with_options(plain.schema))
+    _try(text, SCHEMA_PARAM)
+    return text, plain.left_out
+
+
+def _with_options(schema: Plain) -> Plain:
+    return {**schema, "x-guidance": JSON_OPTIONS}
+
+
+def _said(tools: Tools) -> str:
+    """The tools that may be called, as JSON text: what grammars are cached by."""
+    offered = [
+        (f"tools[{index}].function.parameters", tool["function"]["name"], _parameters(tool))
+        for index, tool in enumerate(tools.offered)
+        if tools.only is None or tool["function"]["name"] == tools.only
+    ]
+    if not offered:
+        raise RequestError(f"tool_choice: no tool {tools.only} is offered", param="tool_choice")
+    try:
+        text = json.dumps(offered)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise refusal("tools", "nested too deep, or not JSON") from error
+    if len(text) > MAX_CHARS:
+        what = f"{len(text):,} characters of tools to choose from; at most {MAX_CHARS:,}"
+        raise refusal("tools", what, "offer fewer tools, or name the one that must be called")
+    return text
+
+
+def _parameters(tool: Mapping[str, Any]) -> Any:
+    parameters = tool["function"].get("parameters")
+    return NO_PARAMETERS if parameters in (None, {}) else parameters
+
+
+@lru_cache(CACHED)
+def _plain_tools(said: str) -> tuple[tuple[str, str, PlainSchema], ...]:
+    """(param, name, plain schema) of each tool; each could be compiled as JSON."""
+    found: list[tuple[str, str, PlainSchema]] = []
+    for index, (param, name, parameters) in enumerate(json.loads(said)):
+        plain = read(parsed(json.dumps(parameters), param), param, names=f"t{index}d")
+        _try(LLMatcher.grammar_from_json_schema(_with_options(plain.schema)), param)
+        found.append((param, name, plain))
+    return tuple(found)
+
+
+def _family(protocol: TextProtocol) -> str:
+    """How the model's calls are written: gemma or json. Raises RequestError for any other way."""
+    reader = getattr(protocol.read_call, "__module__", "")
+    if protocol.family == "gemma4" and protocol.are_ids:
+        return "gemma"
+    if protocol.family == "marked" and protocol.call and reader.endswith(".json_tools"):
+        return "json"
+    raise RequestError(
+        "tool_choice: this model's tool calls can't be enforced",
+        param="tool_choice",
+        hint="ask with tool_choice auto",
+    )
+
+
+@lru_cache(CACHED)
+def _calls(
+    said: str, is_parallel: bool, family: str, markers: tuple[str, str], are_ids: bool
+) -> tuple[str, tuple[str, ...]]:
+    tools = _plain_tools(said)
+    left_out = [
+        f"{what} of {name}" if len(tools) > 1 else what
+        for _, name, plain in tools
+        for what in plain.left_out
+    ]
+    if family == "gemma":
+        text, more = _gemma_calls(tools, is_parallel)
+        return text, tuple(dict.fromkeys([*left_out, *more]))
+    return _json_calls(tools, is_parallel, markers, are_ids), tuple(left_out)
+
+
+def _gemma_calls(
+    tools: Sequence[tuple[str, str, PlainSchema]], is_parallel: bool
+) -> tuple[str, list[str]]:
+    named = [(name, plain.schema) for _, name, plain in tools]
+    try:
+        tried, _ = calls(
+            named, is_parallel, Signs('"\\u0001"', '"\\u0002"', '"\\u0003"', "[^\\x03]")
+        )
+        text, left_out = calls(named, is_parallel, Signs())
+    except Unsayable as problem:
+        param = next((p for p, name, _ in tools if str(problem).startswith(f"{name}:")), "tools")
+        raise refusal(param, str(problem), "ask with tool_choice auto") from problem
+    _try(LLMatcher.grammar_from_lark(tried), tools[0][0] if len(tools) == 1 else "tools")
+    return LLMatcher.grammar_from_lark(text), left_out
+
+
+def _json_calls(
+    tools: Sequence[tuple[str, str, PlainSchema]],
+    is_parallel: bool,
+    markers: tuple[str, str],
+    are_ids: bool,
+) -> str:
+    """Calls as JSON between markers: {"name": …, "arguments": …}."""
+    options: list[Plain] = []
+    defs: Plain = {}
+    for _, name, plain in tools:
+        defs |= plain.schema.get("$defs", {})
+        arguments = {key: value for key, value in plain.schema.items() if key != "$defs"}
+        call = {"name": {"const": name}, "arguments": arguments}
+        options.append(
+            {
+                "type": "object",
+                "properties": call,
+                "required": list(call),
+                "additionalProperties": False,
+            }
+        )
+    schema = {"anyOf": options, **({"$defs": defs} if defs else {})}
+    body = json.dumps(_with_options(schema))
+    opens, closes = (_mark(marker, are_ids) for marker in markers)
+    times = f"{{1,{MAX_CALLS}}}" if is_parallel and closes else ""
+    rules = [
+        f"start: one{times}",
+        f"one: {opens} BLANK? call BLANK? {closes}",
+        r'BLANK: "\n"',
+        f"call: %json {body}",
+    ]
+    _try(LLMatcher.grammar_from_json_schema(_with_options(schema)), "tools")
+    return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def _mark(marker: str, are_ids: bool) -> str:
+    return marker if are_ids else json.dumps(marker) if marker else ""
+
+
+# Trying out: a schema that compiles may still run into a limit at its first byte.
+
+_PREFERRED = b'}]"0123456789:,ntf{[- \\'
+
+
+@lru_cache(1)
+def _bytes_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def _try(text: str, param: str) -> None:
+    """Compile a grammar and begin a document of it. Raises RequestError with what is wrong."""
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=LIMITS)
+    if is_error:
+        raise _complaint(messages[0], param)
+    matcher = LLMatcher(_bytes_tokenizer(), text, log_level=0, limits=LIMITS)
+    for _ in range(N_TRIED):
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            raise _complaint(matcher.get_error(), param)
+        allowed = np.unpackbits(bits, bitorder="little")[:256]
+        if matcher.is_accepting() or not allowed.any():
+            return
+        byte = next((byte for byte in _PREFERRED if allowed[byte]), int(np.argmax(allowed)))
+        matcher.consume_token(byte)
+
+
+_COMPLAINTS: tuple[tuple[str, str], ...] = (
+    (r"Unsatisfiable schema: (.*)", "no document satisfies it: {}"),
+    (r"(patternProperty regexes .*) are not disjoint", "{} overlap"),
+    (r"too (?:large|big|many|complex)|limit|fuel|max is|exceeded|determine", ""),
+)
+TOO_COSTLY = "too large or too intricate to be enforced"
+
+
+def _complaint(message: str, param: str) -> RequestError:
+    """llguidance's complaint in one short line."""
+    line = " ".join(message.split("\n", 1)[0].split())[:200]
+    for pattern, said in _COMPLAINTS:
+        if match := re.search(pattern, line):
+            return refusal(param, said.format(*match.groups()) if said else TOO_COSTLY)
+    return refusal(param, f"it can't be enforced: {line}")
