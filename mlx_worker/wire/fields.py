@@ -8,15 +8,18 @@ first fault ends the reading, so a hostile body costs no more than a good one. P
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, cast
 
-from mlx_worker.errors import MAX_VALUE_CHARS, InvalidParameter, RequestError
+from mlx_worker.errors import MAX_VALUE_CHARS, InvalidParameter, RequestError, shown
 
 Reader = Callable[[str, Any], Any]  # (path, value) → the value as records have it, or RequestError
 
 MAX_WHOLE = (1 << 63) - 1  # where a whole number has no other limit
 ID = re.compile("0|[1-9][0-9]{0,17}", re.ASCII)
+NAME = re.compile("[A-Za-z0-9_-]{1,64}", re.ASCII)
+MAX_LISTED = 8  # names that one message spells out
 
 
 def flag(path: str, value: Any) -> bool:
@@ -28,6 +31,17 @@ def flag(path: str, value: Any) -> bool:
 def text(path: str, value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidParameter(path, value, "a text")
+    return value
+
+
+def anything(path: str, value: Any) -> Any:
+    return value
+
+
+def name(path: str, value: Any) -> str:
+    """What a client calls a function or a schema of its own."""
+    if not NAME.fullmatch(text(path, value)):
+        raise InvalidParameter(path, value, "1 to 64 of A-Z, a-z, 0-9, _ and -")
     return value
 
 
@@ -106,6 +120,22 @@ def only(allowed: Any, limit: str) -> Reader:
     return read
 
 
+def replaced(key: str) -> Reader:
+    """No value: another key has taken this one's place."""
+
+    def read(path: str, value: Any) -> Any:
+        raise RequestError(f"{path}: replaced by {key}", param=path, hint=f"send {key}")
+
+    return read
+
+
+def check_type(path: str, value: Any, known: str, why: str, hint: str | None = None) -> None:
+    """Raises for an object of another type, whose keys would all be unknown."""
+    kind = free_object(path, value).get("type")
+    if kind is not None and kind != known:
+        raise InvalidParameter(f"{path}.type", kind, f"{known}: {why}", hint)
+
+
 def each(reader: Reader) -> Reader:
     """A list with at least one item, every one read by `reader`, as a tuple."""
 
@@ -130,11 +160,32 @@ def record(readers: Mapping[str, Reader], required: Sequence[str] = ()) -> Reade
             found[key] = readers[key](_joined(path, key), item)
         for key in required:
             if key not in found:
-                where = _joined(path, key)
-                raise RequestError(f"{where}: missing", param=where, hint=f"send {key}")
+                raise missing(path, key)
         return found
 
     return read
+
+
+def missing(path: str, key: str, hint: str | None = None) -> RequestError:
+    where = _joined(path, key)
+    return RequestError(f"{where}: missing", param=where, hint=hint or f"send {key}")
+
+
+def agreed(given: Mapping[str, Any], key: str, alias: str, path: str = "") -> Any:
+    """The value of a parameter with two names; None: neither was given."""
+    value, other = given.get(key), given.get(alias)
+    if value is None or other is None:
+        return other if value is None else value
+    if value != other:
+        limit = f"the same as {key}: {shown(value)}"
+        raise InvalidParameter(_joined(path, alias), other, limit, "send one of them")
+    return value
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a message has them; of many, the first few."""
+    few = [name[:MAX_VALUE_CHARS] for name in islice(names, MAX_LISTED + 1)]
+    return ", ".join([*few[:MAX_LISTED], "…"] if len(few) > MAX_LISTED else few)
 
 
 def unknown_key(path: str, key: str, known: Mapping[str, Reader]) -> RequestError:

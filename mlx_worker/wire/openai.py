@@ -2,11 +2,11 @@
 
 Owns the list of parameters, their limits, and that nothing which would change the text is ever
 ignored: an unknown key or value is refused by its path. Leaves JSON to body.py, the kinds of value
-to fields.py, what goes back to reply.py, and what depends on a model to the engine. Pure; any
-thread.
+to fields.py, what is said to messages.py, tools to tools.py, formats to structure.py, what goes
+back to reply.py, and what depends on a model to the engine. Pure; any thread.
 
 Accepted without effect: user, safety_identifier, metadata, service_tier auto or default,
-store false, parallel_tool_calls (there are no tools yet), a message's name.
+store false.
 """
 
 from collections.abc import Mapping
@@ -14,23 +14,27 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from mlx_worker.errors import InvalidParameter, RequestError, shown
-from mlx_worker.records import LOCAL, Call, Speculation
+from mlx_worker.records import LOCAL, Call, Speculation, Structure
 from mlx_worker.wire.body import read_json
 from mlx_worker.wire.fields import (
     Reader,
+    agreed,
     biases,
-    each,
     flag,
     free_object,
     items,
     number,
     only,
     record,
+    replaced,
     text,
     token_ids,
     whole,
     word,
 )
+from mlx_worker.wire.messages import NOT_YET, messages
+from mlx_worker.wire.structure import response_format
+from mlx_worker.wire.tools import chosen_tools, must_call, tool_choice, tools
 
 # The engine's limits, which a test compares. Temperatures above OpenAI's 2 are served.
 LEAST_TEMPERATURE = 1e-6
@@ -53,10 +57,7 @@ SAMPLING = (
     "logit_bias",
     "seed",
 )
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 THINKS = {"none": False, "minimal": False, "low": True, "medium": True, "high": True}
-NOT_YET = "not supported by this version yet"
-NO_TOOLS = f"tools are {NOT_YET}"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ def parse_chat(body: bytes, id: str, scope: str = LOCAL) -> Asked:
         messages=given["messages"],
         logprobs=_chat_logprobs(given),
         enable_thinking=_thinks(given),
+        structure=_structure(given),
+        tools=chosen_tools(given),
     )
 
 
@@ -107,7 +110,7 @@ def _asked(given: Mapping[str, Any], *, logprobs: int | None, **fields: Any) -> 
         model=given.get("model"),
         sampling=_sampling(given, logprobs),
         n=given.get("n", 1),
-        max_tokens=_agreed(given, "max_tokens", "max_completion_tokens"),
+        max_tokens=agreed(given, "max_tokens", "max_completion_tokens"),
         stop=given.get("stop", ()),
         speculation=given.get("speculation", "auto"),
         is_streamed=given.get("stream", False),
@@ -123,7 +126,7 @@ def _asked(given: Mapping[str, Any], *, logprobs: int | None, **fields: Any) -> 
 def _sampling(given: Mapping[str, Any], logprobs: int | None) -> dict[str, Any]:
     """The fields of Sampling that the body sets."""
     sampling = {name: given[name] for name in SAMPLING if name in given}
-    repetition = _agreed(given, "repetition_penalty", "repeat_penalty")
+    repetition = agreed(given, "repetition_penalty", "repeat_penalty")
     derived = {"repetition_penalty": repetition, "logprobs": logprobs}
     return sampling | {name: value for name, value in derived.items() if value is not None}
 
@@ -139,24 +142,30 @@ def _chat_logprobs(given: Mapping[str, Any]) -> int | None:
     return None
 
 
+def _structure(given: Mapping[str, Any]) -> Structure | None:
+    structure: Structure | None = given.get("response_format")
+    if structure and must_call(given):
+        limit = f"text beside tool_choice {shown(given['tool_choice'])}"
+        raise InvalidParameter("response_format", structure.name, limit, "send one of them")
+    return structure
+
+
 def _thinks(given: Mapping[str, Any]) -> bool:
-    effort, switch = given.get("reasoning_effort"), given.get("enable_thinking")
-    if effort is None:
-        return bool(switch)
-    if switch is not None and switch != THINKS[effort]:
-        limit = f"{str(not switch).lower()} beside reasoning_effort {shown(effort)}"
-        raise InvalidParameter("enable_thinking", switch, limit, hint="send one of them")
-    return THINKS[effort]
-
-
-def _agreed(given: Mapping[str, Any], name: str, alias: str) -> Any:
-    """The value of a parameter with two names; None: neither was given."""
-    value, other = given.get(name), given.get(alias)
-    if value is None or other is None:
-        return other if value is None else value
-    if value != other:
-        raise InvalidParameter(alias, other, f"the same as {name}: {value}", "send one of them")
-    return value
+    """What the names of the one switch say, which must be the same."""
+    effort = given.get("reasoning_effort")
+    options = given.get("chat_template_kwargs", {})
+    says = {
+        "enable_thinking": given.get("enable_thinking"),
+        "chat_template_kwargs.enable_thinking": options.get("enable_thinking"),
+    }
+    thinks, by = (None, "") if effort is None else (THINKS[effort], "reasoning_effort")
+    for name, switch in says.items():
+        if None not in (thinks, switch) and thinks != switch:
+            limit = f"{str(thinks).lower()} beside {by} {shown(given[by])}"
+            raise InvalidParameter(name, switch, limit, hint="send one of them")
+        if switch is not None:
+            thinks, by = switch, name
+    return bool(thinks)
 
 
 def read_body(body: bytes, reader: Reader) -> dict[str, Any]:
@@ -197,60 +206,6 @@ def _prompt(path: str, value: Any) -> str | tuple[int, ...]:
     return prompts[0] if isinstance(prompts[0], str) else token_ids(f"{path}[0]", prompts[0])
 
 
-def _role(path: str, value: Any) -> str:
-    if value in ("tool", "function"):
-        raise InvalidParameter(path, value, f"one of {', '.join(ROLES)}: {NO_TOOLS}")
-    return ROLES[word(*ROLES)(path, value)]
-
-
-def _content(path: str, value: Any) -> str:
-    """One text. Text parts are joined as they are, with nothing between them."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise InvalidParameter(path, value, "a text or a list of text parts")
-    return "".join(each(_part)(path, value))
-
-
-def _part(path: str, value: Any) -> str:
-    kind = free_object(path, value).get("type")
-    if kind is not None and kind != "text":
-        limit = f"text: other parts are {NOT_YET}"
-        raise InvalidParameter(f"{path}.type", kind, limit, "send text parts only")
-    return PART(path, value)["text"]
-
-
-def _message(path: str, value: Any) -> dict[str, Any]:
-    message = MESSAGE(path, value)
-    return {"role": message["role"], "content": message["content"]}
-
-
-def _response_format(path: str, value: Any) -> dict[str, Any]:
-    kind = free_object(path, value).get("type")
-    if kind in ("json_object", "json_schema"):
-        limit = f"text: structured output is {NOT_YET}"
-        raise InvalidParameter(f"{path}.type", kind, limit, "ask for the format in a message")
-    return RESPONSE_FORMAT(path, value)
-
-
-def _tool_choice(path: str, value: Any) -> str:
-    if value not in ("none", "auto"):
-        raise InvalidParameter(path, value, f"none or auto: {NO_TOOLS}")
-    return value
-
-
-PART = record({"type": word("text"), "text": text}, required=["type", "text"])
-MESSAGE = record(
-    {
-        "role": _role,
-        "content": _content,
-        "name": text,
-        "tool_calls": only([], f"empty: {NO_TOOLS}"),
-        "annotations": only([], f"empty: annotations are {NOT_YET}"),
-    },
-    required=["role", "content"],
-)
-RESPONSE_FORMAT = record({"type": word("text")}, required=["type"])
 COMMON: Mapping[str, Reader] = {
     "model": text,
     "stream": flag,
@@ -281,15 +236,18 @@ COMMON: Mapping[str, Reader] = {
 }
 CHAT_KEYS: Mapping[str, Reader] = {
     **COMMON,
-    "messages": each(_message),
+    "messages": messages,
     "logprobs": flag,
     "top_logprobs": whole(0, MAX_RIVALS),
-    "response_format": _response_format,
-    "tools": only([], f"empty: {NO_TOOLS}"),
-    "tool_choice": _tool_choice,
+    "response_format": response_format,
+    "tools": tools,
+    "tool_choice": tool_choice,
     "parallel_tool_calls": flag,
+    "functions": replaced("tools"),
+    "function_call": replaced("tool_choice"),
     "reasoning_effort": word(*THINKS),
     "enable_thinking": flag,
+    "chat_template_kwargs": record({"enable_thinking": flag}),
 }
 COMPLETION_KEYS: Mapping[str, Reader] = {
     **COMMON,

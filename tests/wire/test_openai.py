@@ -13,33 +13,11 @@ from mlx_worker.errors import InvalidParameter, RequestError
 from mlx_worker.records import Call, Sampling
 from mlx_worker.wire import openai
 from mlx_worker.wire.openai import Asked, parse_chat, parse_completion
+from tests.wire.bodies import MESSAGES, chat, completion, content, messages, refused
 
-MESSAGES = [{"role": "user", "content": "hi"}]
 CALL = Call("r1", messages=({"role": "user", "content": "hi"},), is_streamed=False)
 PROMPT_CALL = Call("r1", prompt="hi", is_streamed=False)
 VOCAB = 10**6
-
-
-def chat(**values: Any) -> Asked:
-    return parse_chat(json.dumps({"messages": MESSAGES, **values}).encode(), "r1")
-
-
-def completion(**values: Any) -> Asked:
-    return parse_completion(json.dumps({"prompt": "hi", **values}).encode(), "r1")
-
-
-def refused(parse: Callable[..., Asked], **values: Any) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        parse(**values)
-    return caught.value
-
-
-def messages(*given: Any) -> Any:
-    return {"messages": list(given)}
-
-
-def content(*parts: Any) -> Any:
-    return messages({"role": "user", "content": list(parts)})
 
 
 def test_the_least_chat_asks_for_nothing_else():
@@ -104,11 +82,14 @@ CHAT_NO_EFFECT: list[dict[str, Any]] = [
     {"tool_choice": "none"},
     {"tool_choice": "auto"},
     {"parallel_tool_calls": True},
+    {"parallel_tool_calls": False},
     {"logprobs": False},
     {"top_logprobs": 0},
     {"reasoning_effort": "none"},
     {"reasoning_effort": "minimal", "enable_thinking": False},
     {"enable_thinking": False},
+    {"chat_template_kwargs": {}},
+    {"chat_template_kwargs": {"enable_thinking": False}},
 ]
 
 
@@ -209,9 +190,11 @@ def test_a_completion_asks_for_logprobs_by_a_number(n_rivals: int):
         ({"reasoning_effort": "high"}, True),
         ({"enable_thinking": True}, True),
         ({"enable_thinking": True, "reasoning_effort": "low"}, True),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": True}, True),
     ],
 )
-def test_thinking_is_a_switch_with_two_names(given: dict[str, Any], thinks: bool):
+def test_thinking_is_a_switch_with_three_names(given: dict[str, Any], thinks: bool):
     """Effort has two values here: off and on."""
     assert chat(**given).call.enable_thinking is thinks
 
@@ -230,15 +213,6 @@ def test_text_parts_are_joined_as_they_are():
     """Nothing is put between two parts: every character is the client's."""
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     assert chat(**content(*parts)).call.messages == ({"role": "user", "content": "a b"},)
-
-
-def test_an_assistant_message_may_have_empty_lists_beside_its_text():
-    """A reply that a client's library wrote out again is accepted."""
-    message = {"role": "assistant", "content": "hi", "tool_calls": [], "annotations": []}
-    nulls = {"refusal": None, "audio": None, "function_call": None}
-    assert chat(messages=[message | nulls]).call.messages == (
-        {"role": "assistant", "content": "hi"},
-    )
 
 
 @pytest.mark.parametrize(
@@ -321,19 +295,9 @@ BAD_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     (
         messages(*MESSAGES, {"role": "robot", "content": "a"}),
         "messages[1].role",
-        "'robot', must be one of system, developer, user, assistant",
+        "'robot', must be one of system, developer, user, assistant, tool",
     ),
     (messages({"role": [], "content": "a"}), "messages[0].role", "[], must be one of"),
-    (
-        messages({"role": "tool", "content": "a", "tool_call_id": "x"}),
-        "messages[0].role",
-        "tools are not supported by this version yet",
-    ),
-    (
-        messages({"role": "user", "content": "a", "tool_calls": [1]}),
-        "messages[0].tool_calls",
-        "[1], must be empty: tools are not supported by this version yet",
-    ),
     (messages({"role": "user", "content": "a", "named": "b"}), "messages[0].named", "unknown"),
     (messages({"role": "user", "content": "a", "name": 3}), "messages[0].name", "a text"),
     (content("a"), "messages[0].content[0]", "'a', must be an object"),
@@ -354,19 +318,31 @@ BAD_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"top_logprobs": 2}, "top_logprobs", "2, must be 0 without logprobs"),
     ({"top_logprobs": 2, "logprobs": False}, "top_logprobs", "hint: set logprobs to true"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "21, must be 0 to 20"),
-    ({"response_format": {}}, "response_format.type", "missing"),
     ({"response_format": "text"}, "response_format", "'text', must be an object"),
-    ({"response_format": {"type": "xml"}}, "response_format.type", "'xml', must be one of text"),
+    ({"tools": {}}, "tools", "{}, must be a list"),
+    ({"tool_choice": "any"}, "tool_choice", "'any', must be none, auto, required or {"),
+    ({"functions": []}, "functions", "replaced by tools. hint: send tools"),
+    ({"function_call": "auto"}, "function_call", "replaced by tool_choice. hint: send tool_choice"),
     (
-        {"response_format": {"json_schema": {}, "type": "json_schema"}},
-        "response_format.type",
-        "must be text: structured output is not supported by this version yet",
+        {"chat_template_kwargs": {"thinking": True}},
+        "chat_template_kwargs.thinking",
+        "unknown parameter: chat_template_kwargs.thinking. hint: did you mean enable_thinking?",
     ),
-    ({"response_format": {"type": "json_object"}}, "response_format.type", "must be text"),
-    ({"tools": [{"type": "function"}]}, "tools", "must be empty: tools are not supported"),
-    ({"tools": {}}, "tools", "{}, must be empty"),
-    ({"tool_choice": "required"}, "tool_choice", "'required', must be none or auto: tools are"),
-    ({"tool_choice": {"type": "function"}}, "tool_choice", "must be none or auto"),
+    (
+        {"chat_template_kwargs": {"enable_thinking": 1}},
+        "chat_template_kwargs.enable_thinking",
+        "1, must be true or false",
+    ),
+    (
+        {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False},
+        "chat_template_kwargs.enable_thinking",
+        "True, must be false beside enable_thinking False. hint: send one of them",
+    ),
+    (
+        {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
+        "chat_template_kwargs.enable_thinking",
+        "False, must be true beside reasoning_effort 'low'. hint: send one of them",
+    ),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "'no', must be true or false"),
     ({"reasoning_effort": "max"}, "reasoning_effort", "'max', must be one of none, minimal"),
     ({"enable_thinking": "yes"}, "enable_thinking", "'yes', must be true or false"),
@@ -424,6 +400,7 @@ def test_every_parameter_is_in_a_table_of_good_and_of_bad_values():
     good = [given for given, _ in CALL_FIELDS + SAMPLING] + NO_EFFECT + CHAT_NO_EFFECT
     bad = [given for given, _, _ in BAD_IN_BOTH + BAD_IN_CHAT + BAD_IN_COMPLETION]
     elsewhere = {"messages", "prompt", "stream", "prompt_cache_key", "echo", "suffix", "best_of"}
+    elsewhere |= {"functions", "function_call"}  # have no good value
     known = set(openai.CHAT_KEYS) | set(openai.COMPLETION_KEYS)
     assert known - elsewhere - {key for given in good for key in given} == set()
     assert known - set(SAMPLING_LIMITS) - {key for given in bad for key in given} == set()
