@@ -97,9 +97,9 @@ def test_a_completion_goes_on_from_a_raw_prompt(worker: Worker):
         ({"n": 99}, openai.BadRequestError, "n"),
         ({"max_tokens": 100_000}, openai.BadRequestError, "max_tokens"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            {"tools": [{"type": "function", "function": {"name": "no name"}}]},
             openai.BadRequestError,
-            "tools",
+            "tools[0].function.name",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlx_worker.records import Done, ReplyEvent, Started, Timing, per_second
+from mlx_worker.records import Done, Notice, ReplyEvent, Started, Timing, per_second
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,13 @@ class Account:
         """Tokens of all choices; the prompt counted once."""
         prompt_tokens = self.start.prompt_tokens
         completion_tokens = sum(end.usage.completion_tokens for end in self.ends.values())
+        reasoning_tokens = sum(end.usage.reasoning_tokens for end in self.ends.values())
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self._first.usage.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
         }
 
     def pendra(self) -> dict[str, Any]:
@@ -77,8 +78,8 @@ class Account:
             "worker": asdict(self.worker),
             "timing": self.timing(),
         }
-        if self.start.notice is not None:
-            code, message = self.start.notice
+        if self._notice is not None:
+            code, message = self._notice
             block["notice"] = {"code": code, "message": message}
         return block
 
@@ -109,6 +110,12 @@ class Account:
             "decode": sum(timing.decode_ms for timing in self._timings),
         }
         return ", ".join(f"{name};dur={ms:.1f}" for name, ms in spans.items())
+
+    @property
+    def _notice(self) -> Notice | None:
+        """What an end cut off is said before what was wanted from the start and can't be had."""
+        ends = (end.notice for _, end in sorted(self.ends.items()))
+        return next((notice for notice in ends if notice is not None), self.start.notice)
 
     @property
     def _first(self) -> Done:

@@ -1,17 +1,31 @@
 """Events of one call → its reply in the OpenAI shape: one object, or the chunks of a stream.
 
-Owns what is in which object. Joined, the chunks of a stream are the full reply. Leaves the figures
-to account.py and framing to sse.py; the time of creation is an argument. Pure; any thread.
+Owns what is in which object. Joined, the chunks of a stream are the full reply. Leaves what a
+message says to said.py, the figures to account.py and framing to sse.py; the time of creation is an
+argument. Pure; any thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from mlx_worker.records import Done, ReplyEvent, Started, Text
+from mlx_worker.records import (
+    Done,
+    ReplyEvent,
+    Started,
+    Text,
+    TextProtocol,
+    TokenLogprob,
+    Tools,
+)
 from mlx_worker.wire.account import Account, WorkerIdentity
 from mlx_worker.wire.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
 from mlx_worker.wire.openai import Asked
+from mlx_worker.wire.parser import reply_parser
+from mlx_worker.wire.parts import CallOpened, Part, ReplyParser
+from mlx_worker.wire.raw import Raw
+from mlx_worker.wire.said import Naming, Said, call_id, deltas, is_empty, message
 
 Json = dict[str, Any]
 
@@ -20,56 +34,89 @@ Json = dict[str, Any]
 class Shape:
     """How the objects of one endpoint look.
 
-    full, delta  a text → what a choice holds of it, in a full reply and in a chunk
-    opening      what begins each choice of a stream; None: nothing does
+    full      all of a choice → what a full reply holds of it
+    deltas    the next of a choice → what each of its chunks does; at least one
+    opening   what begins each choice of a stream; None: nothing does
+    parser    tells content from thinking and calls; None: all text is content, and so are all ids
     """
 
     id_prefix: str
     full_object: str
     chunk_object: str
-    full: Callable[[str], Json]
-    delta: Callable[[str], Json]
+    full: Callable[[Sequence[Part], Naming], Json]
+    deltas: Callable[[Sequence[Part], Naming], list[Json]]
     logprobs: Callable[[Sequence[Scored]], Json]
     opening: Json | None = None
+    parser: Callable[[TextProtocol, str, Tools | None], ReplyParser] | None = None
 
 
 CHAT = Shape(
     id_prefix="chatcmpl-",
     full_object="chat.completion",
     chunk_object="chat.completion.chunk",
-    full=lambda text: {"message": {"role": "assistant", "content": text}},
-    delta=lambda text: {"delta": {"content": text} if text else {}},
+    full=lambda parts, naming: {"message": message(parts, naming)},
+    deltas=lambda parts, naming: [{"delta": delta} for delta in deltas(parts, naming)],
     logprobs=chat_logprobs,
     opening={"delta": {"role": "assistant", "content": ""}},
+    parser=reply_parser,
 )
 COMPLETION = Shape(
     id_prefix="cmpl-",
     full_object="text_completion",
     chunk_object="text_completion",
-    full=lambda text: {"text": text},
-    delta=lambda text: {"text": text},
+    full=lambda parts, _: {"text": Said(parts).content},
+    deltas=lambda parts, _: [{"text": Said(parts).content}],
     logprobs=completion_logprobs,
 )
 
 
 class Choice:
-    """What one choice has written that nobody has taken yet."""
+    """What one choice has written that nobody has taken yet.
 
-    def __init__(self, has_logprobs: bool) -> None:
+    parser        of its text; None: it is not parsed
+    are_ids       its control tokens are ids of their own, so a text's marks are all of them
+    has_logprobs  they are wanted
+    has_calls     it has called a tool
+    """
+
+    def __init__(self, parser: ReplyParser | None, are_ids: bool, has_logprobs: bool) -> None:
+        self.has_calls = False
+        self._parser = parser or Raw()
+        self._is_parsed = parser is not None
+        self._are_ids = are_ids
         self._has_logprobs = has_logprobs
-        self._text: list[str] = []
+        self._parts: list[Part] = []
         self._scored: list[Scored] = []
         self._scorer = Scorer()
 
-    def add(self, event: ReplyEvent, text: Text) -> None:
-        self._text.append(text.text)
-        if self._has_logprobs:
-            self._scored += self._scorer.read(text.logprobs or (), event.tokens)
+    @property
+    def is_seen(self) -> bool:
+        """Whether a client would see anything of what was not taken."""
+        return bool(self._parts)
 
-    def take(self) -> tuple[str, list[Scored]]:
-        taken = "".join(self._text), self._scored
-        self._text, self._scored = [], []
+    def add(self, event: ReplyEvent) -> None:
+        match event.event:
+            case Text() as text:
+                self._say(self._parser.push(text.text, text.marks if self._are_ids else None))
+                self._score(text.logprobs or (), event.tokens)
+            case Done():
+                self._say(self._parser.finish())
+            case _:
+                pass
+
+    def take(self) -> tuple[list[Part], list[Scored]]:
+        taken = self._parts, self._scored
+        self._parts, self._scored = [], []
         return taken
+
+    def _say(self, parts: Sequence[Part]) -> None:
+        self._parts += [part for part in parts if not is_empty(part)]
+        self.has_calls |= any(isinstance(part, CallOpened) for part in parts)
+
+    def _score(self, logprobs: Sequence[TokenLogprob], tokens: Mapping[int, bytes]) -> None:
+        if self._has_logprobs:
+            wanted = [one for one in logprobs if one.is_content or not self._is_parsed]
+            self._scored += self._scorer.read(wanted, tokens)
 
 
 class Writer:
@@ -85,7 +132,7 @@ class Writer:
         self._asked = asked
         self._created = created
         self._account = Account(asked.call.id, worker, asked.call.n)
-        self._choices = [Choice(asked.has_logprobs) for _ in range(asked.call.n)]
+        self._choices: list[Choice] = []
 
     @property
     def is_closed(self) -> bool:
@@ -94,8 +141,18 @@ class Writer:
 
     def _add(self, event: Started | ReplyEvent) -> None:
         self._account.add(event)
-        if isinstance(event, ReplyEvent) and isinstance(event.event, Text):
-            self._choices[event.choice].add(event, event.event)
+        if isinstance(event, Started):
+            self._choices = [self._opened(event) for _ in range(self._asked.call.n)]
+        else:
+            self._choices[event.choice].add(event)
+
+    def _opened(self, started: Started) -> Choice:
+        make, tools = self.shape.parser, self._asked.call.tools
+        parser = make(started.protocol, started.opening, tools) if make else None
+        return Choice(parser, started.protocol.are_ids, self._asked.has_logprobs)
+
+    def _naming(self, index: int) -> Naming:
+        return partial(call_id, self._asked.call.id, index)
 
     def _choice(
         self,
@@ -111,8 +168,13 @@ class Writer:
             "index": index,
             **content,
             "logprobs": logprobs,
-            "finish_reason": done.finish_reason if done else None,
+            "finish_reason": self._reason(index, done) if done else None,
         }
+
+    def _reason(self, index: int, done: Done) -> str:
+        """A reply that called and came to its end has ended for its calls."""
+        has_calls = self._choices[index].has_calls
+        return "tool_calls" if has_calls and done.finish_reason == "stop" else done.finish_reason
 
     def _object(self, name: str, choices: list[Json]) -> Json:
         return {
@@ -152,8 +214,9 @@ class FullReply(Writer):
         return self._account.server_timing()
 
     def _full(self, index: int) -> Json:
-        text, scored = self._choices[index].take()
-        return self._choice(index, self.shape.full(text), scored, self._account.ends[index])
+        parts, scored = self._choices[index].take()
+        content = self.shape.full(parts, self._naming(index))
+        return self._choice(index, content, scored, self._account.ends[index])
 
 
 class ReplyStream(Writer):
@@ -168,13 +231,10 @@ class ReplyStream(Writer):
         self._add(event)
         if isinstance(event, Started):
             return self._openings()
-        match event.event:
-            case Text(text=text) if text:
-                return [self._piece(event.choice)]
-            case Done() as done:
-                return self._ending(event.choice, done)
-            case _:  # ids whose text lags: their logprobs wait for the next chunk
-                return []
+        if isinstance(event.event, Done):
+            return self._ending(event.choice, event.event)
+        # Ids whose text lags, or is a marker: their logprobs wait for the next chunk.
+        return self._pieces(event.choice) if self._choices[event.choice].is_seen else []
 
     def _openings(self) -> list[Json]:
         if self.shape.opening is None:
@@ -182,18 +242,27 @@ class ReplyStream(Writer):
         choices = range(self._asked.call.n)
         return [self._chunk([self._choice(index, self.shape.opening)]) for index in choices]
 
-    def _piece(self, index: int, done: Done | None = None) -> Json:
-        text, scored = self._choices[index].take()
-        return self._chunk([self._choice(index, self.shape.delta(text), scored or None, done)])
+    def _pieces(self, index: int, done: Done | None = None) -> list[Json]:
+        """A chunk for each delta: the first has the logprobs, the last the finish."""
+        parts, scored = self._choices[index].take()
+        found = self.shape.deltas(parts, self._naming(index))
+        last = len(found) - 1
+        choices = [
+            self._choice(
+                index, delta, (scored or None) if i == 0 else None, done if i == last else None
+            )
+            for i, delta in enumerate(found)
+        ]
+        return [self._chunk([choice]) for choice in choices]
 
     def _ending(self, index: int, done: Done) -> list[Json]:
-        """The choice's last chunk, and with the last choice what the call took."""
-        chunk = self._piece(index, done)
+        """The choice's last chunks, and with the last choice what the call took."""
+        *chunks, last = self._pieces(index, done)
         if not self.is_closed:
-            return [chunk]
+            return [*chunks, last]
         if self._asked.include_usage:
-            return [chunk, self._chunk([]) | self._figures()]
-        return [chunk | self._figures()]
+            return [*chunks, last, self._chunk([]) | self._figures()]
+        return [*chunks, last | self._figures()]
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = self._object(self.shape.chunk_object, choices)

@@ -1,5 +1,6 @@
 """Figures of one call, added up over its choices as the API defines them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,36 @@ def test_a_notice_is_in_the_block():
     started = Started("demo", 7, 2.5, notice=("speculation_unavailable", "it is off"))
     block = account(done(), started=started).pendra()
     assert block["notice"] == {"code": "speculation_unavailable", "message": "it is off"}
+
+
+CUT = ("truncated_during_reasoning", "cut off")
+CUT_LATER = ("truncated_during_structured_output", "cut off later")
+OFF = ("speculation_unavailable", "it is off")
+
+
+@pytest.mark.parametrize(
+    ("at_start", "at_ends", "shown"),
+    [
+        (None, [None, None], None),
+        (OFF, [None, None], OFF),
+        (OFF, [None, CUT], CUT),
+        (None, [CUT, None], CUT),
+        (OFF, [CUT, CUT_LATER], CUT),
+        (OFF, [CUT_LATER, CUT], CUT_LATER),
+    ],
+)
+def test_one_notice_is_shown(at_start: Any, at_ends: list[Any], shown: Any):
+    """That of the first choice which has one, whichever ended first; else that of the start."""
+    ends = [done(choice=choice, notice=notice) for choice, notice in enumerate(at_ends)]
+    block = account(*reversed(ends), started=replace(STARTED, notice=at_start), n=2).pendra()
+    assert block.get("notice") == (shown and {"code": shown[0], "message": shown[1]})
+
+
+def test_usage_counts_every_choices_thinking():
+    """It is a part of what was written."""
+    usage = account(done(3, reasoning_tokens=2), done(5, choice=1, reasoning_tokens=4), n=2).usage()
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 6}
+    assert usage["completion_tokens"] == 8
 
 
 def test_the_spans_of_server_timing_add_up():

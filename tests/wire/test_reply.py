@@ -1,20 +1,20 @@
 """Events become the objects that OpenAI's clients read, whole or in chunks."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 from hypothesis import given, settings, strategies as st
+from openai.lib.streaming._deltas import accumulate_delta
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlx_worker.errors import GenerationFailed
-from mlx_worker.records import ReplyEvent, Started, Text
+from mlx_worker.records import ReplyEvent, Text
 from mlx_worker.wire.failure import error_body
-from mlx_worker.wire.openai import Asked
 from mlx_worker.wire.reply import (
     ChatReply,
     ChatStream,
@@ -25,23 +25,9 @@ from mlx_worker.wire.reply import (
 )
 from mlx_worker.wire.sse import DONE, json_bytes, sse_event
 from tests.wire.events import CREATED, STARTED, WORKER, asked, calls, done, text
-
-Events = Sequence[Started | ReplyEvent]
-Json = dict[str, Any]
+from tests.wire.written import Events, Json, MarkedReply, MarkedStream, chunks, client, full
 
 EURO = [text("", 2), text("", 3), text("€", 4)]  # one character, whose bytes are three ids
-
-
-def full(kind: type[FullReply], want: Asked, events: Events) -> Json:
-    reply = kind(want, CREATED, WORKER)
-    for event in events:
-        reply.feed(event)
-    return reply.finish()
-
-
-def chunks(kind: type[ReplyStream], want: Asked, events: Events) -> list[Json]:
-    stream = kind(want, CREATED, WORKER)
-    return [chunk for event in events for chunk in stream.feed(event)]
 
 
 def chat(*events: ReplyEvent, **wanted: Any) -> Json:
@@ -96,7 +82,7 @@ OPENING = {"role": "assistant", "content": ""}
 
 def test_a_chat_reply_has_the_shape_of_openai():
     """Every key of the whole object, and the block beside it."""
-    message = {"role": "assistant", "content": "a"}
+    message = {"role": "assistant", "content": "a", "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     assert chat(text("a", 0), done()) == {
         "id": "chatcmpl-r1",
@@ -252,11 +238,12 @@ def test_a_reply_that_has_not_ended_is_no_reply():
 
 
 def joined_choices(found: Sequence[Json], n: int) -> list[Json]:
-    """What a client puts together from the chunks: text, logprobs and finish by index."""
-    whole: list[Json] = [{"text": "", "logprobs": {}, "reason": None} for _ in range(n)]
+    """What OpenAI's own client puts together from the chunks: message, logprobs and finish."""
+    whole: list[Json] = [{"said": {}, "logprobs": {}, "reason": None} for _ in range(n)]
     for choice in (choice for one in found for choice in one["choices"]):
         mine = whole[choice["index"]]
-        mine["text"] += choice.get("text") or choice.get("delta", {}).get("content", "")
+        said = choice.get("delta", {"text": choice.get("text")})
+        mine["said"] = accumulate_delta(mine["said"], copy.deepcopy(said))
         for name, entries in (choice["logprobs"] or {}).items():
             mine["logprobs"].setdefault(name, []).extend(entries)
         assert mine["reason"] is None, "a chunk after the finish"
@@ -265,9 +252,10 @@ def joined_choices(found: Sequence[Json], n: int) -> list[Json]:
 
 
 def choices_of(reply: Json) -> list[Json]:
+    """The same of a full reply."""
     return [
         {
-            "text": choice.get("text", choice.get("message", {}).get("content")),
+            "said": streamed_message(choice.get("message", {"text": choice.get("text")})),
             "logprobs": {name: all for name, all in (choice["logprobs"] or {}).items() if all},
             "reason": choice["finish_reason"],
         }
@@ -275,8 +263,23 @@ def choices_of(reply: Json) -> list[Json]:
     ]
 
 
+def streamed_message(message: Json) -> Json:
+    """A message as its stream adds up: calls are numbered, no content is an empty one."""
+    said = {key: value for key, value in message.items() if key != "refusal"}
+    if "content" in said:
+        said["content"] = said["content"] or ""
+    if "tool_calls" in said:
+        said["tool_calls"] = [{"index": i, **call} for i, call in enumerate(said["tool_calls"])]
+    return said
+
+
 KINDS = pytest.mark.parametrize(
-    ("whole", "stream"), [(ChatReply, ChatStream), (CompletionReply, CompletionStream)]
+    ("whole", "stream"),
+    [
+        (ChatReply, ChatStream),
+        (MarkedReply, MarkedStream),
+        (CompletionReply, CompletionStream),
+    ],
 )
 
 
@@ -290,7 +293,7 @@ def test_a_stream_joined_is_the_full_reply(
     logprobs: int | None,
     include_usage: bool,
 ):
-    """Text, logprobs, finish reasons, usage and figures don't depend on how they are sent."""
+    """Text, thinking, calls, logprobs, ends and figures don't depend on how they are sent."""
     n, events = call
     want = asked(n, logprobs, include_usage=include_usage)
     reply, found = full(whole, want, events), chunks(stream, want, events)
@@ -308,23 +311,14 @@ def test_openais_own_types_accept_every_object(
     """The official client's models are the judge of the shape."""
     n, events = call
     want = asked(n, logprobs, include_usage=include_usage)
-    ChatCompletion.model_validate(full(ChatReply, want, events))
+    ChatCompletion.model_validate(full(MarkedReply, want, events), strict=True)
     Completion.model_validate(full(CompletionReply, want, events))
-    for one in chunks(ChatStream, want, events):
-        ChatCompletionChunk.model_validate(one)
+    for one in chunks(MarkedStream, want, events):
+        ChatCompletionChunk.model_validate(one, strict=True)
     for one in chunks(CompletionStream, want, events):
         # The type wants a word although OpenAI itself streams null until the end.
         ended = [choice | {"finish_reason": "stop"} for choice in one["choices"]]
         Completion.model_validate(one | {"choices": ended})
-
-
-def client(body: bytes, kind: str) -> openai.OpenAI:
-    """The official client, for which every request is answered by these bytes."""
-    answer = httpx2.Response(200, content=body, headers={"content-type": kind})
-    transport = httpx2.MockTransport(lambda request: answer)
-    return openai.OpenAI(
-        api_key="x", base_url="http://here/v1", http_client=httpx2.Client(transport=transport)
-    )
 
 
 def streamed(found: Sequence[Json]) -> Iterator[Any]:
