@@ -357,7 +357,7 @@ KINDS = st.sampled_from(["text", "json_object", "json_schema"]) | ANYTHING
 FORMATS = st.fixed_dictionaries({}, optional={"type": KINDS, "json_schema": FORMS | ANYTHING})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.fixed_dictionaries(
         {},
