@@ -6,11 +6,11 @@ gemma.py and marked.py, and which text is a marker to markers.py. Pure; any thre
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from mlx_worker.records import TextProtocol, Tools
-from mlx_worker.wire.markers import Splitter
+from mlx_worker.wire.markers import Item, Splitter
 from mlx_worker.wire.parts import CallArguments, CallOpened, Content, Part, Reasoning
 
 Mode = Literal["content", "thinking", "call", "ignored"]
@@ -55,9 +55,8 @@ class Told:
         self._n_line_ends += len(text) - len(visible)
 
     def open_thinking(self) -> None:
-        """A further thought is on a line of its own."""
-        if self._has_thought:
-            self._n_line_ends = max(self._n_line_ends, 1)
+        """A further thought is on the line after the last."""
+        self._n_line_ends = int(self._has_thought)
 
     def close_thinking(self) -> None:
         self._after_thinking = True
@@ -111,21 +110,21 @@ class ChannelReader(ABC):
 
     def open(self, opening: str) -> None:
         """Read what the prompt leaves open; before the reply, which it is no part of."""
-        self._read(opening, None)
-        self._read_text(self._splitter.rest())
+        self._read(self._splitter.split(opening))
+        self._read(self._splitter.finish())
         self._told.forget()
 
     def push(self, text: str, marks: Sequence[int] | None = None) -> list[Part]:
-        self._read(text, marks)
+        self._read(self._splitter.split(text, marks))
         return self._told.take()
 
     def finish(self) -> list[Part]:
-        self._read_text(self._splitter.rest())
+        self._read(self._splitter.finish())
         self._end()
         return self._told.finish()
 
-    def _read(self, text: str, marks: Sequence[int] | None) -> None:
-        for is_marker, piece in self._splitter.split(text, marks):
+    def _read(self, items: Iterator[Item]) -> None:
+        for is_marker, piece in items:
             if is_marker:
                 self._read_marker(piece)
             else:

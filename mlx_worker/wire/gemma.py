@@ -1,6 +1,6 @@
 """Gemma 4's replies → parts.
 
-It thinks in `<|channel>thought\\n…\\n<channel|>` and calls with `<|tool_call>call:name{…}<tool_call|>`.
+Its thinking is `<|channel>thought\\n…\\n<channel|>`, a call `<|tool_call>call:name{…}<tool_call|>`.
 Owns where a channel's header and a call's name end, and calls that come without their markers.
 Leaves arguments to gemma_arguments.py and white space to channels.py. Pure; any thread.
 
@@ -126,6 +126,7 @@ class GemmaReader(ChannelReader):
     def _open_call(self, name: str) -> None:
         self._told.open_call(name)
         self._arguments = Arguments()
+        self._told.argue(self._arguments.take())
         self._may_call = bool(self._bare_heads)
 
     def _enter(self, mode: Mode) -> None:

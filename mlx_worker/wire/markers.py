@@ -26,30 +26,32 @@ class Splitter:
                become one is held back
         """
         if marks is None:
-            return self._split_spelled(text)
+            return self._split_spelled(self._spelled, self._take_held() + text)
         return self._split_marked(text, marks)
 
-    def rest(self) -> str:
-        """What was held back, and is no marker after all."""
+    def finish(self) -> Iterator[Item]:
+        """The items of what was held back, once nothing follows."""
+        return self._split_spelled(self._marker, self._take_held())
+
+    def _take_held(self) -> str:
         held, self._held = self._held, ""
         return held
 
-    def _split_spelled(self, text: str) -> Iterator[Item]:
-        text = self.rest() + text
+    def _split_spelled(self, pattern: re.Pattern[str], text: str) -> Iterator[Item]:
         at = 0
-        for found in self._spelled.finditer(text):
+        for found in pattern.finditer(text):
             if found.start() > at:
                 yield False, text[at : found.start()]
             at = found.end()
-            if found["begun"]:
-                self._held = found["begun"]
+            if found.lastgroup == "begun":
+                self._held = found[0]
             else:
                 yield True, found[0]
         if at < len(text):
             yield False, text[at:]
 
     def _split_marked(self, text: str, marks: Sequence[int]) -> Iterator[Item]:
-        if held := self.rest():
+        if held := self._take_held():
             yield False, held
         at = 0
         for mark in marks:
