@@ -1,4 +1,4 @@
-"""Fifty-odd JSON Schemas, as varied as clients' are; each can be satisfied and is enforced whole."""
+"""Fifty-odd JSON Schemas, as varied as clients' are; each is enforced whole."""
 
 from enum import Enum
 from typing import Any, Literal
@@ -50,12 +50,12 @@ class Tree(BaseModel):
     right: "Tree | None" = None
 
 
-def closed(required: bool = True, **properties: Any) -> dict[str, Any]:
-    """An object of these properties alone."""
+def closed(is_required: bool = True, /, **properties: Any) -> dict[str, Any]:
+    """An object of these properties alone; all required, or none."""
     return {
         "type": "object",
         "properties": properties,
-        "required": list(properties) if required else [],
+        "required": list(properties) if is_required else [],
         "additionalProperties": False,
     }
 
@@ -68,10 +68,10 @@ SCHEMAS: list[tuple[str, dict[str, Any]]] = [
     ("anything", {}),
     ("two fields", closed(city=STRING, days=INTEGER)),
     ("open object", {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}),
-    ("all optional", closed(required=False, a=STRING, b=INTEGER, c={"type": "boolean"})),
+    ("all optional", closed(False, a=STRING, b=INTEGER, c={"type": "boolean"})),
     (
         "optional around required",
-        closed(required=False, a=INTEGER, b=STRING, c=INTEGER, d=STRING) | {"required": ["b"]},
+        closed(False, a=INTEGER, b=STRING, c=INTEGER, d=STRING) | {"required": ["b"]},
     ),
     ("required beyond properties", {"type": "object", "required": ["x", "y"]}),
     ("map of integers", {"type": "object", "additionalProperties": INTEGER}),
@@ -107,7 +107,7 @@ SCHEMAS: list[tuple[str, dict[str, Any]]] = [
     ("bounded list", {"type": "array", "items": STRING, "minItems": 2, "maxItems": 4}),
     (
         "nested lists",
-        {"type": "array", "items": {"type": "array", "items": INTEGER, "maxItems": 3}, "maxItems": 3},
+        {"type": "array", "items": {"type": "array", "items": INTEGER, "maxItems": 3}},
     ),
     (
         "tuple",
@@ -147,7 +147,7 @@ SCHEMAS: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "either of two fields",
-        closed(required=False, a=INTEGER, b=INTEGER)
+        closed(False, a=INTEGER, b=INTEGER)
         | {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
     ),
     (
@@ -164,7 +164,7 @@ SCHEMAS: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "recursive list",
-        closed(required=False, value=INTEGER, next={"$ref": "#"}) | {"required": ["value"]},
+        closed(False, value=INTEGER, next={"$ref": "#"}) | {"required": ["value"]},
     ),
     (
         "recursive tree",
@@ -200,10 +200,18 @@ SCHEMAS: list[tuple[str, dict[str, Any]]] = [
             "additionalProperties": False,
         },
     ),
-    ("one property at least", closed(required=False, a=INTEGER, b=STRING) | {"minProperties": 1}),
+    ("one property at least", closed(False, a=INTEGER, b=STRING) | {"minProperties": 1}),
     ("nullable by anyOf", closed(note={"anyOf": [STRING, {"type": "null"}]})),
     ("deep", closed(a=closed(b=closed(c=closed(d=closed(e={"type": "boolean"})))))),
-    ("older draft", {"type": "array", "items": [STRING, INTEGER], "additionalItems": False}),
+    (
+        "older draft",
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "type": "array",
+            "items": [STRING, INTEGER],
+            "additionalItems": False,
+        },
+    ),
     ("pydantic person", Person.model_json_schema()),
     ("pydantic union", Owner.model_json_schema()),
     ("pydantic tree", Tree.model_json_schema()),

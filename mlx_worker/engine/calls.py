@@ -342,7 +342,8 @@ def calls(
     for index, (name, schema) in enumerate(tools):
         tool = _Tool(signs, f"t{index}", _defs(schema))
         try:
-            body = tool.value({key: schema[key] for key in schema if key != "$defs"})
+            root = {key: schema[key] for key in schema if key != "$defs"}
+            body = tool.value({"allOf": [{"type": "object"}, root]})
             heads.append(f"{tool.key(name).replace(':', '', 1)} {body}")
         except Unsayable as problem:
             raise Unsayable(f"{name}: {problem}") from problem

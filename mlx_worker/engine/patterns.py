@@ -13,9 +13,11 @@ from typing import Any, Literal
 from llguidance import LLMatcher
 
 MAX_PATTERN_CHARS = 2_000
-# Characters that a pattern has once its repeats are written out. (a{1000}){1000} has a million:
-# its first mask took 10 s and 330 MB at 262,144 ids; (a{260}){260} 0.1 s (2-core EPYC).
+# Characters that a pattern has once its repeats are written out, and how often those of a repeated
+# group count. (a{1000}){1000}: its first mask took 10 s and 330 MB at 262,144 ids; to be tried,
+# (a{260}){260} takes 1 s, (a{130}){130} 0.3 s, and [a-z]{1,65000} no time (2-core EPYC).
 MAX_REPEATED_CHARS = 70_000
+GROUP_WEIGHT = 4
 
 Verdict = Literal["enforced", "beyond", "invalid", "too large"]
 
@@ -95,6 +97,16 @@ def verdict(pattern: str) -> Verdict:
     return "beyond" if _is_python(pattern) else "invalid"
 
 
+@lru_cache(maxsize=1024)
+def fits(pattern: str, **lengths: int) -> bool:
+    """Whether llguidance can follow a `spelled` pattern and keep minLength and maxLength too."""
+    schema: dict[str, Any] = {"type": "string", "pattern": pattern, **lengths}
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(
+        LLMatcher.grammar_from_json_schema(schema)
+    )
+    return not is_error or "Unsatisfiable" in messages[0]
+
+
 def _is_python(pattern: str) -> bool:
     try:
         with warnings.catch_warnings():
@@ -108,12 +120,12 @@ def _is_python(pattern: str) -> bool:
 def spelled(pattern: str) -> str:
     """A pattern with what only Rust finds special made plain: set operations, stray braces."""
     found: list[str] = []
-    for atom, is_in_class in _atoms(pattern):
-        is_set_operation = is_in_class and (
-            atom in ("[", "&", "~") or (atom == "-" and found[-1] in ("-", r"\-"))
-        )
-        is_stray = not is_in_class and atom in ("{", "}")
-        found.append(f"\\{atom}" if is_set_operation or is_stray else atom)
+    atoms = _atoms(pattern)
+    for (atom, is_in_class), following in zip(atoms, [*atoms[1:], ("", False)], strict=True):
+        is_set_operation = atom in ("[", "&", "~") or (atom == "-" and following == ("-", True))
+        is_stray = atom in ("{", "}") and not is_in_class
+        is_escaped = (is_in_class and is_set_operation) or is_stray
+        found.append(f"\\{atom}" if is_escaped else atom)
     return "".join(found)
 
 
@@ -141,7 +153,7 @@ def _atoms(pattern: str) -> list[tuple[str, bool]]:
 
 
 def repeated_chars(pattern: str) -> int:
-    """How many characters it has once every {m,n} is written out n times, or m."""
+    """How many characters it has once each {m,n} is written out; groups weigh more."""
     open_groups, size, last, is_in_class = [], 0, 0, False
     for atom, in_class in _atoms(pattern):
         if in_class or (is_in_class and atom == "]"):
@@ -155,7 +167,8 @@ def repeated_chars(pattern: str) -> int:
             size = (open_groups.pop() if open_groups else 0) + last
         elif _QUANTIFIER.fullmatch(atom):
             times = max(int(n) for n in atom[1:-1].split(",") if n)
-            size += max(last, 1) * max(times - 1, 0)
+            weight = GROUP_WEIGHT if last > 1 else 1
+            size += weight * max(last, 1) * max(times - 1, 0)
             last = max(last, 1) * times
         else:
             size, last = size + 1, 1

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
-from mlx_worker.engine.patterns import FORMATS, spelled, verdict
+from mlx_worker.engine.patterns import FORMATS, fits, spelled, verdict
 from mlx_worker.engine.satisfy import are_apart, can_end
 from mlx_worker.errors import RequestError, shown
 
@@ -26,7 +26,9 @@ MAX_SCHEMAS = 3_000  # schemas in a schema, each counted once however often it i
 MAX_DEFS = 300  # of those, how many are referred to
 MAX_PROPERTIES = 500  # of one object: one with 2,000 optional ones runs into llguidance's limits
 MAX_DEPTH = 32  # schemas within each other; llguidance reads JSON to a depth of 128
-MAX_VALUES = 5_000  # in all enums together
+MAX_VALUES = 1_000  # in all enums together; 2,400 beside a pattern took 1 s
+MAX_TEXT = 5_000  # characters of a name or of a value in an enum; one of 150,000 took 4 s
+MAX_FREE_PATTERNS = 50  # of patternProperties: each two are compared, 300 took 13 s
 MAX_LEAST = 10_000  # minLength, minItems: no reply is longer
 MOST_COUNTED = 1_000_000  # a maximum above it binds no reply
 MAX_LEFT_OUT = 1_000
@@ -135,6 +137,7 @@ class _Reader:
     left_out: dict[str, None] = field(default_factory=dict[str, None])
     n_schemas: int = 0
     n_values: int = 0
+    n_free_patterns: int = 0
     multiple: int = 1  # of all multipleOf: where two meet, the automaton has that many states
     _named: dict[str, str] = field(default_factory=dict[str, str])  # reference → name in $defs
     _waiting: list[tuple[str, str, Any]] = field(default_factory=list[tuple[str, str, Any]])
@@ -179,7 +182,16 @@ class _Reader:
         found: Plain = {}
         for keyword, value in node.items():
             self._take(found, _At(node, keyword, value, place, depth))
+        self._ease(found, place)
         return found
+
+    def _ease(self, found: Plain, place: str) -> None:
+        """Leave out bounds of a text's length that can't be kept together with its pattern."""
+        lengths = {key: found[key] for key in ("minLength", "maxLength") if key in found}
+        if "pattern" in found and lengths and not fits(found["pattern"], **lengths):
+            for keyword in lengths:
+                del found[keyword]
+                self.leave_out(place, keyword)
 
     def below(self, node: Any, here: str, depth: int) -> Any:
         """The plain form of a schema within one."""
@@ -263,6 +275,8 @@ class _Reader:
             return {key: self.written(item, at, depth + 1) for key, item in value.items()}
         if isinstance(value, list):
             return [self.written(item, at, depth + 1) for item in value]
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            self.refuse(at.here, f"a text of more than {MAX_TEXT:,} characters", SIMPLER)
         if isinstance(value, str) and any(_is_control(char) for char in value):
             self.refuse(at.here, f"{shown(value)} has a control character", "remove it")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -341,9 +355,13 @@ def _properties(reader: _Reader, found: Plain, at: _At) -> None:
     """properties, patternProperties."""
     if not isinstance(at.value, dict):
         reader.refuse_value(at, "an object of schemas")
-    if len(at.value) > MAX_PROPERTIES:
-        reader.refuse(at.here, f"{len(at.value):,} of them; at most {MAX_PROPERTIES}", SIMPLER)
     is_named = at.keyword == "properties"
+    reader.n_free_patterns += 0 if is_named else len(at.value)
+    if len(at.value) > MAX_PROPERTIES or reader.n_free_patterns > MAX_FREE_PATTERNS:
+        most = MAX_PROPERTIES if is_named else MAX_FREE_PATTERNS
+        reader.refuse(at.here, f"{len(at.value):,} of them; at most {most}", SIMPLER)
+    if any(len(name) > MAX_TEXT for name in at.value):
+        reader.refuse(at.here, f"a name of more than {MAX_TEXT:,} characters", SIMPLER)
     found[at.keyword] = {
         name if is_named else spelled(name): reader.below(item, f"{at.here}/{name}", at.depth)
         for name, item in at.value.items()

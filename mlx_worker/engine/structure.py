@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from mlx_worker.engine.calls import MAX_CALLS, Signs, Unsayable, calls
-from mlx_worker.engine.schema import MAX_CHARS, Plain, PlainSchema, parsed, read, refusal
+from mlx_worker.engine.schema import MAX_CHARS, SIMPLER, Plain, PlainSchema, parsed, read, refusal
 from mlx_worker.errors import RequestError
 from mlx_worker.records import Grammar, Notice, Structure, TextProtocol, Tools
 
@@ -190,7 +190,7 @@ def _json_calls(
     for _, name, plain in tools:
         defs |= plain.schema.get("$defs", {})
         arguments = {key: value for key, value in plain.schema.items() if key != "$defs"}
-        call = {"name": {"const": name}, "arguments": arguments}
+        call = {"name": {"const": name}, "arguments": {"allOf": [{"type": "object"}, arguments]}}
         options.append(
             {
                 "type": "object",
@@ -244,18 +244,19 @@ def _try(text: str, param: str) -> None:
         matcher.consume_token(byte)
 
 
-_COMPLAINTS: tuple[tuple[str, str], ...] = (
-    (r"Unsatisfiable schema: (.*)", "no document satisfies it: {}"),
-    (r"(patternProperty regexes .*) are not disjoint", "{} overlap"),
-    (r"too (?:large|big|many|complex)|limit|fuel|max is|exceeded|determine", ""),
-)
 TOO_COSTLY = "too large or too intricate to be enforced"
+_COMPLAINTS: tuple[tuple[str, str, str | None], ...] = (
+    (r"Regex is empty", "no text has its pattern and length", None),
+    (r"Unsatisfiable schema: (.*)", "no document satisfies it: {}", None),
+    (r"patternProperty regexes (.*) are not", "patternProperties {} overlap", "make them differ"),
+    (r"too (?:large|big|many|complex)|limit|fuel|max is|exceeded|determine", TOO_COSTLY, SIMPLER),
+)
 
 
 def _complaint(message: str, param: str) -> RequestError:
     """llguidance's complaint in one short line."""
     line = " ".join(message.split("\n", 1)[0].split())[:200]
-    for pattern, said in _COMPLAINTS:
+    for pattern, said, hint in _COMPLAINTS:
         if match := re.search(pattern, line):
-            return refusal(param, said.format(*match.groups()) if said else TOO_COSTLY)
+            return refusal(param, said.format(*match.groups()), hint)
     return refusal(param, f"it can't be enforced: {line}")
