@@ -24,6 +24,11 @@ from mlx_worker.records import (
 )
 
 
+UNHELD = "strict_schema_not_enforced"
+UNHELD_BESIDE_FORMAT = UNHELD, "tool calls are not held to their schemas beside response_format"
+UNHELD_HERE = UNHELD, "this model writes tool calls in a form that can't be held to a schema"
+
+
 def has_form(call: Call) -> bool:
     """Whether the call has schemas to look at before it may wait in line."""
     return call.structure is not None or call.tools is not None
@@ -80,11 +85,15 @@ def prompt_ids(model: LoadedModel, call: Call) -> tuple[int, ...]:
 
 def grammar_of(model: LoadedModel, call: Call) -> tuple[Grammar | None, Notice | None]:
     """What the reply may be, and what of it can't be enforced."""
-    if call.tools is not None and call.tools.is_required:
-        return structure.calls_grammar(call.tools, model.pair.protocol)
+    tools, protocol = call.tools, model.pair.protocol
     if call.structure is not None:
-        return structure.structure_grammar(call.structure, call.tools)
-    return None, None
+        grammar, notice = structure.structure_grammar(call.structure, tools)
+        return grammar, notice or (UNHELD_BESIDE_FORMAT if tools and tools.is_strict else None)
+    if tools is None or not (tools.is_required or tools.is_strict):
+        return None, None
+    if not tools.is_required and not structure.can_hold_calls(protocol):
+        return None, UNHELD_HERE
+    return structure.calls_grammar(tools, protocol)
 
 
 def undrafted(model: LoadedModel, call: Call, is_off: bool) -> Notice | None:

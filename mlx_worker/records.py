@@ -104,6 +104,11 @@ class Tools:
     def names(self) -> tuple[str, ...]:
         return tuple(tool["function"]["name"] for tool in self.offered)
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether calls are to satisfy their parameters' schemas although none has to come."""
+        return any(tool["function"].get("strict") for tool in self.offered)
+
 
 @dataclass(frozen=True)
 class Grammar:
@@ -112,11 +117,13 @@ class Grammar:
     text     of the grammar, as llguidance reads it
     is_call  it writes tool calls, markers included
     may_call  a tool call may stand in its place
+    is_optional  it writes tool calls, and holds from the marker that opens the first, if one comes
     """
 
     text: str
     is_call: bool = False
     may_call: bool = False
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)

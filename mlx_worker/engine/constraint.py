@@ -6,6 +6,7 @@ Leaves compiled grammars and masks to grammar.py, picking to sample.py. Engine t
     before    nothing is written: the grammar, or the marker that opens thinking or a tool call
     thinking  anything, until the marker that closes it
     content   the grammar from its beginning, or the marker that opens a tool call
+    watching  anything; from a marker that opens a tool call on, the grammar
     active    the grammar
     free      anything, to the reply's end
     ended     nothing
@@ -20,8 +21,8 @@ from mlx_worker.engine.grammar import Bits, GrammarTables, bits_of, has
 from mlx_worker.errors import GenerationFailed
 from mlx_worker.records import Grammar
 
-Place = Literal["before", "thinking", "content", "active", "free", "ended"]
-ANYTHING: tuple[Place, ...] = ("thinking", "free", "ended")
+Place = Literal["before", "thinking", "content", "watching", "active", "free", "ended"]
+ANYTHING: tuple[Place, ...] = ("thinking", "watching", "free", "ended")
 
 
 class Constraint:
@@ -47,11 +48,15 @@ class Constraint:
         """
         self._tables = tables
         self._matcher = tables.matcher(grammar)
-        self._think_open = think_open if may_think and think_close is not None else None
+        may_open = (may_think or grammar.is_optional) and think_close is not None
+        self._think_open = think_open if may_open else None
         self._think_close = think_close
-        self._call_open = call_open if grammar.may_call else None
+        self._call_open = call_open if grammar.may_call or grammar.is_optional else None
         self._ended_whole = False
-        self._place: Place = "before" if self._think_open is not None else "content"
+        self._unheld: Place = "watching" if grammar.is_optional else "content"
+        self._place: Place = self._unheld
+        if self._think_open is not None and not grammar.is_optional:
+            self._place = "before"
         if is_thinking and think_close is not None:
             self._place = "thinking"
 
@@ -60,7 +65,9 @@ class Constraint:
         """Whether the reply is whole if it ends here; of one that has ended, whether it was."""
         if self._place == "ended":
             return self._ended_whole
-        return self._place == "free" or (self._place == "active" and self._matcher.is_accepting())
+        if self._place == "active":
+            return self._matcher.is_accepting()
+        return self._place in ("free", "watching")
 
     def rows(self, draft_ids: Sequence[int] = ()) -> tuple[int, Bits | None]:
         """What may follow the reply, and follow it with each of its drafts; nothing is kept.
@@ -117,14 +124,14 @@ class Constraint:
     def _after(self, place: Place, id: int) -> tuple[Place, bool]:
         """Where an id leads, and whether the matcher was given it."""
         if place == "thinking" and id == self._think_close:
-            return "content", False
-        if place == "before" and id == self._think_open:
+            return self._unheld, False
+        if place in ("before", "watching") and id == self._think_open:
             return "thinking", False
         if place in ("before", "content") and id == self._call_open:
             return "free", False
         if id in self._tables.eos_ids or place == "ended":
             return "ended", False
-        if place in ANYTHING:
+        if place in ANYTHING and not (place == "watching" and id == self._call_open):
             return place, False
         self._checked(self._matcher.consume_token(id))
         return "active", True

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -59,21 +59,27 @@ def structure_grammar(
 
 
 def calls_grammar(tools: Tools, protocol: TextProtocol) -> tuple[Grammar, Notice | None]:
-    """The grammar of one tool call, or of several where they may be.
+    """The grammar of one tool call, or of several where they may be; optional unless required.
 
     Raises RequestError for parameters that can't be enforced, and for families whose calls can't.
     """
-    family = _family(protocol)
+    syntax = _syntax(protocol)
+    if syntax is None:
+        raise RequestError(
+            "tool_choice: this model's tool calls can't be enforced",
+            param="tool_choice",
+            hint="ask with tool_choice auto",
+        )
     markers = protocol.call or ("", "")
-    text, left_out = _calls(_said(tools), tools.is_parallel, family, markers, protocol.are_ids)
-    return Grammar(text, is_call=True), _notice(left_out)
+    text, left_out = _calls(_said(tools), tools.is_parallel, syntax, markers, protocol.are_ids)
+    return Grammar(text, is_call=True, is_optional=not tools.is_required), _notice(left_out)
 
 
 def check(structure: Structure | None, tools: Tools | None) -> None:
     """Raises RequestError for what no model could be held to; asks for no tokenizer."""
     if structure is not None:
         _document(structure.schema)
-    if tools is not None and tools.is_required:
+    if tools is not None and (tools.is_required or tools.is_strict):
         _plain_tools(_said(tools))
 
 
@@ -132,23 +138,24 @@ def _plain_tools(said: str) -> tuple[tuple[str, str, PlainSchema], ...]:
     return tuple(found)
 
 
-def _family(protocol: TextProtocol) -> str:
-    """How the model's calls are written: gemma or json. Raises RequestError for any other way."""
+def can_hold_calls(protocol: TextProtocol) -> bool:
+    """Whether calls that come by themselves can be held to a schema from their marker on."""
+    return protocol.are_ids and _syntax(protocol) is not None
+
+
+def _syntax(protocol: TextProtocol) -> Literal["gemma", "json"] | None:
+    """How the model's calls are written; None: in a way that has no grammar here."""
     reader = getattr(protocol.read_call, "__module__", "")
     if protocol.family == "gemma4" and protocol.are_ids:
         return "gemma"
     if protocol.family == "marked" and protocol.call and reader.endswith(".json_tools"):
         return "json"
-    raise RequestError(
-        "tool_choice: this model's tool calls can't be enforced",
-        param="tool_choice",
-        hint="ask with tool_choice auto",
-    )
+    return None
 
 
 @lru_cache(CACHED)
 def _calls(
-    said: str, is_parallel: bool, family: str, markers: tuple[str, str], are_ids: bool
+    said: str, is_parallel: bool, syntax: str, markers: tuple[str, str], are_ids: bool
 ) -> tuple[str, tuple[str, ...]]:
     tools = _plain_tools(said)
     left_out = [
@@ -156,7 +163,7 @@ def _calls(
         for _, name, plain in tools
         for what in plain.left_out
     ]
-    if family == "gemma":
+    if syntax == "gemma":
         text, more = _gemma_calls(tools, is_parallel)
         return text, tuple(dict.fromkeys([*left_out, *more]))
     return _json_calls(tools, is_parallel, markers, are_ids), tuple(left_out)

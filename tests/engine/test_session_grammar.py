@@ -249,3 +249,46 @@ def test_the_demo_calls_the_tool_that_it_must(demo: LoadedPair, speculation: str
     assert reply.text.startswith("<|tool_call>call:start_timer{")
     assert reply.text.endswith("}<tool_call|>")
     assert reply.done.notice is None
+
+
+STRICT = {
+    "type": "function",
+    "function": {
+        "name": "start_timer",
+        "description": "Set a timer",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"duration": {"enum": [100, 250]}},
+            "required": ["duration"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("speculation", ["off", "on"])
+def test_a_strict_tool_is_called_by_its_schema(demo: LoadedPair, speculation: str):
+    """Though nothing has to be called: the grammar holds from the marker on."""
+    reply = with_strict_tool(demo, "Wake me in 25 minutes.", speculation)
+    assert reply.text == "<|tool_call>call:start_timer{duration:250}<tool_call|>"
+    assert (reply.done.finish_reason, reply.done.notice) == ("stop", None)
+
+
+@pytest.mark.parametrize("speculation", ["off", "on"])
+def test_a_reply_that_calls_no_strict_tool_is_free(demo: LoadedPair, speculation: str):
+    """It is what it is without the grammar."""
+    text = "What is the capital of Portugal?"
+    free = write(demo, prompt_of(demo, text, tools=[STRICT]), 60, reads_markers=True)
+    assert "call" not in free.text
+    assert with_strict_tool(demo, text, speculation).ids == free.ids
+
+
+def with_strict_tool(demo: LoadedPair, text: str, speculation: str) -> Written:
+    tools = Tools((STRICT,))
+    grammar, notice = calls_grammar(tools, demo.protocol)
+    assert grammar.is_optional
+    assert notice is None
+    prompt = prompt_of(demo, text, tools=tools.offered)
+    held = {"grammar": grammar, "reads_markers": True}
+    return write(demo, prompt, 60, **held, speculation=speculation, depth=4)
