@@ -69,8 +69,7 @@ def outcome(demo: LoadedPair, schema: Any, number: int) -> str:
 
 def outcomes(demo: LoadedPair, n_runs: int, first: int = 0) -> Counter[str]:
     return Counter(
-        outcome(demo, schema, number)
-        for _, schema, number in islice(runs(), first, first + n_runs)
+        outcome(demo, schema, number) for _, schema, number in islice(runs(), first, first + n_runs)
     )
 
 
