@@ -64,7 +64,7 @@ def message(parts: Sequence[Part], naming: Naming) -> Json:
     content = said.content or (None if said.calls else "")
     found: Json = {"role": "assistant", "content": content, "refusal": None} | said.thought()
     if said.calls:
-        found["tool_calls"] = [call.json(naming(i)) for i, call in sorted(said.calls.items())]
+        found["tool_calls"] = [call.json(naming(i)) for i, call in said.calls.items()]
     return found
 
 
