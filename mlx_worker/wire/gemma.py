@@ -40,7 +40,7 @@ class GemmaReader(ChannelReader):
         self._is_bare = False  # the call has no markers
 
     def _read_marker(self, marker: str) -> None:
-        if self._mode == "call" and not self._ends_call(marker):
+        if self._mode == "call" and self._keeps(marker):
             return
         if self._mode in ("call", "ignored") and marker != QUOTE:
             self._enter("content")
@@ -49,14 +49,13 @@ class GemmaReader(ChannelReader):
         else:
             super()._read_marker(marker)
 
-    def _ends_call(self, marker: str) -> bool:
-        """In its arguments a quote does not, in a string only what has to do with calls."""
-        if marker in (*self._call, RESPONSE):
-            return True
-        if self._arguments is None or not self._arguments.mark(marker):
-            return marker != QUOTE
+    def _keeps(self, marker: str) -> bool:
+        """Arguments keep quotes, and their strings all that has nothing to do with calls."""
+        ends_call = marker in (*self._call, RESPONSE)
+        if ends_call or not self._arguments or not self._arguments.mark(marker):
+            return False
         self._told.argue(self._arguments.take())
-        return False
+        return True
 
     def _read_content(self, text: str, at: int) -> int:
         """Looks for a call without markers where one may begin."""

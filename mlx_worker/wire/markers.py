@@ -56,7 +56,7 @@ class Splitter:
         at = 0
         for mark in marks:
             found = self._marker.match(text, mark)
-            if found and mark >= at:
+            if found:
                 if mark > at:
                     yield False, text[at:mark]
                 yield True, found[0]

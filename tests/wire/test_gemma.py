@@ -101,6 +101,12 @@ def test_a_call_ends_thinking():
     assert parsed(text) == Read("Wait.", "I ask.", [("f", "{}")])
 
 
+def test_line_ends_behind_a_call_are_not_those_behind_thinking():
+    """They stay, before what is said then."""
+    text = "<|channel>thought\na\n<channel|>" + call("call:f{}") + "\nb"
+    assert parsed(text) == Read("\nb", "a", [("f", "{}")])
+
+
 def test_thinking_comes_as_it_is_written():
     """Nothing waits for the channel's end."""
     parser = reply_parser(GEMMA, "<|channel>thought\n", TOOLS)
@@ -305,6 +311,7 @@ def test_a_name_that_the_end_cuts_is_no_call():
         (" what? ", " what?"),
         ("call f{}", "call f{}"),
         ("call:{}", "call:{}"),
+        ("call: f g", "call: f g"),
         ("call:", "call:"),
         (f'{{"name":{QUOTE}f{QUOTE}}}', '{"name":f}'),
         ("call:" + "a" * 300 + "{}", "call:" + "a" * 300 + "{}"),
@@ -313,8 +320,14 @@ def test_a_name_that_the_end_cuts_is_no_call():
 )
 def test_what_is_no_call_is_content(inner: str, content: str):
     """But for its markers."""
-    assert parsed(call(inner)).content.rstrip() == content
-    assert parsed(call(inner)).calls == []
+    for cut in range(1, len(call(inner))):
+        found = parsed(call(inner), cuts=(cut,))
+        assert (found.content.rstrip(), found.calls) == (content, [])
+
+
+def test_commas_are_skipped_behind_a_call_only():
+    """In the next pair of markers they are content again."""
+    assert parsed(call("call:f{},") + call(",a")) == Read(",a", calls=[("f", "{}")])
 
 
 def test_content_goes_on_behind_a_call_whose_marker_is_missing():
@@ -332,6 +345,7 @@ def test_content_goes_on_behind_a_call_whose_marker_is_missing():
         ("\n call:f{a:{}}\n", "", [("f", '{"a":{}}')]),
         ("call:f{} call:get{}", "", [("f", "{}"), ("get", "{}")]),
         (call("call:f{}") + "\ncall:get{}", "", [("f", "{}"), ("get", "{}")]),
+        ("So" + call("call:f{}") + "\ncall:get{}", "So", [("f", "{}"), ("get", "{}")]),
         ("<|channel>thought\na\n<channel|>\ncall:f{}", "", [("f", "{}")]),
         ("call:f{} Done.", " Done.", [("f", "{}")]),
         (f"call:f{{a:{quoted('}')}}}", "", [("f", '{"a":"}"}')]),
@@ -341,6 +355,7 @@ def test_content_goes_on_behind_a_call_whose_marker_is_missing():
         ("call:g{}", "call:g{}", []),
         ("call:f", "call:f", []),
         ("call:f {}", "call:f {}", []),
+        ("call: f{}", "call: f{}", []),
         ("Call:f{}", "Call:f{}", []),
         ("So call:f{}", "So call:f{}", []),
         ("call:g{} call:f{}", "call:g{} call:f{}", []),
@@ -351,8 +366,9 @@ def test_content_goes_on_behind_a_call_whose_marker_is_missing():
 )
 def test_a_call_without_markers(text: str, content: str, calls: list[tuple[str, str]]):
     """At the content's start or behind a call, of a tool that was offered; else it is content."""
-    found = parsed(text)
-    assert (found.content, found.calls) == (content, calls)
+    for cut in range(1, len(text)):
+        found = parsed(text, cuts=(cut,))
+        assert (found.content, found.calls) == (content, calls)
 
 
 def test_no_more_is_held_back_than_may_become_a_call():
@@ -531,7 +547,7 @@ TEXTS = st.lists(st.sampled_from((*GARBAGE, *'<|>{}[]":,\\ \nacefglthou')), max_
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data(), TEXTS)
 def test_any_text_is_read_the_same_however_it_is_cut(data: st.DataObject, text: str):
     """With markers spelled, with some of them ids, and with none."""
@@ -547,7 +563,7 @@ def test_any_text_is_read_the_same_however_it_is_cut(data: st.DataObject, text: 
         assert parsed(text, marks=marks, cuts=sorted(cuts)) == whole
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(TEXTS)
 def test_any_closed_calls_arguments_are_an_object(text: str):
     """Whatever the model writes between the markers."""
@@ -557,11 +573,12 @@ def test_any_closed_calls_arguments_are_an_object(text: str):
     assert all(isinstance(json.loads(json_text), dict) for _, json_text in found.calls)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(TEXTS, st.sampled_from([None, TOOLS]))
 def test_content_never_has_a_marker(text: str, offered: Tools | None):
     """Unless dropping one brings the letters of another together, as in `<tur<turn|>n|>`."""
-    for part in reply_parser(GEMMA, "", offered).push(text):
+    parser = reply_parser(GEMMA, "", offered)
+    for part in parser.push(text) + parser.finish():
         assert not isinstance(part, Content) or not SPELLED.search(part.text)
 
 
@@ -613,4 +630,4 @@ def test_a_million_letters_are_read_one_by_one_in_seconds():
     for letter in " " * LETTERS:
         parser.push(letter)
     assert parser.finish() == [Content(" " * LETTERS)]
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 30
