@@ -152,7 +152,8 @@ class Writer:
         return Choice(parser, started.protocol.are_ids, self._asked.has_logprobs)
 
     def _naming(self, index: int) -> Naming:
-        return partial(call_id, self._asked.call.id, index)
+        # A client may give every turn of a conversation one X-Request-Id.
+        return partial(call_id, f"{self._asked.call.id}/{self._created}", index)
 
     def _choice(
         self,

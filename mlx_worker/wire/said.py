@@ -73,9 +73,9 @@ def deltas(parts: Sequence[Part], naming: Naming) -> list[Json]:
     return [_delta(Said(run), naming) for run in _runs(parts)] or [{}]
 
 
-def call_id(request_id: str, choice: int, index: int) -> str:
-    """The same for the stream and the full reply of one request."""
-    digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()
+def call_id(reply: str, choice: int, index: int) -> str:
+    """The same in the stream and the full reply of one request; reply: names it, and its time."""
+    digest = hashlib.sha256(f"{reply}/{choice}/{index}".encode()).hexdigest()
     return f"call_{digest[:ID_DIGITS]}"
 
 

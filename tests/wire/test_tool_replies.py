@@ -423,3 +423,15 @@ def test_a_stream_that_the_official_client_gathered_is_read():
         reply = events.get_final_completion()
     assert reply.choices[0].finish_reason == "tool_calls"
     assert chat(**handed_back(reply.choices[0].message)).call.messages == EXPECTED
+
+
+def test_a_later_reply_to_the_same_request_id_has_ids_of_its_own():
+    """A client may give every turn one id, and hands all calls back in one conversation."""
+    ids = set[str]()
+    for created in (CREATED, CREATED + 1):
+        reply = MarkedReply(asked(), created, WORKER)
+        for event in (STARTED, text(ADD), done()):
+            reply.feed(event)
+        (made,) = reply.finish()["choices"][0]["message"]["tool_calls"]
+        ids.add(made["id"])
+    assert len(ids) == 2
