@@ -15,7 +15,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from mlx_worker.engine.merge import Conflict, merged
+from mlx_worker.engine.merge import Conflict, Merger
 from mlx_worker.engine.patterns import whole
 
 MAX_CALLS = 32  # in one reply: a model that likes to call would go on until max_tokens
@@ -59,7 +59,11 @@ class _Tool:
     rules: list[str] = field(default_factory=list[str])
     left_out: list[str] = field(default_factory=list[str])
     _n: int = 0
+    merger: Merger = field(init=False)
     _known: dict[str, str] = field(default_factory=dict[str, str])  # $ref → rule
+
+    def __post_init__(self) -> None:
+        self.merger = Merger(self.defs)
 
     def rule(self, body: str, kind: str = "r") -> str:
         """A new rule's name; kind "T" makes it a terminal."""
@@ -83,7 +87,7 @@ class _Tool:
         if schema.keys() == {"$ref"}:
             return self._referred(schema["$ref"], depth)
         try:
-            schema = merged(schema, self.defs)
+            schema = self.merger.merged(schema)
         except Conflict as conflict:
             raise Unsayable(str(conflict)) from conflict
         if "anyOf" in schema:

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MAX_HOPS = 40  # references followed for one schema
+MAX_HOPS = 60  # references and allOf followed for one schema
+MAX_STEPS = 10_000  # schemas looked at for one tool: two references in each of 20 are a million
 
 Plain = dict[str, Any]
 
@@ -17,42 +18,50 @@ class Conflict(Exception):
     """Two schemas that can't be said as one: a short sentence."""
 
 
-def merged(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Plain:
-    """The same without allOf, and with anyOf or $ref only where nothing stands beside it.
+class Merger:
+    """Merges schemas that refer to each other."""
 
-    defs  reference → plain schema
+    def __init__(self, defs: Mapping[str, Any]) -> None:
+        """
+        defs  reference → plain schema
+        """
+        self._defs = defs
+        self._n_steps = 0
 
-    const becomes an enum of one. The options of an anyOf are left as they are. Raises Conflict.
-    """
-    return _merged(schema, defs, 0)
+    def merged(self, schema: Any, hops: int = 0) -> Plain:
+        """The same without allOf, and with anyOf or $ref only where nothing stands beside it.
 
+        const becomes an enum of one. The options of an anyOf are left as they are. Raises Conflict.
+        """
+        self._n_steps += 1
+        if hops > MAX_HOPS or self._n_steps > MAX_STEPS:
+            raise Conflict("its references lead too far, or in circles")
+        if schema is False:
+            raise Conflict("nothing satisfies false")
+        found = {} if schema is True else dict(schema)
+        parts = self._parts(found)
+        for part in parts:
+            found = self._joined(found, self.merged(part, hops + 1), hops)
+        if "anyOf" in found and len(found) > 1:
+            options = found.pop("anyOf")
+            found = {"anyOf": [{"allOf": [found, option]} for option in options]}
+        return _narrowed(found) if "enum" in found else found
 
-def _merged(schema: Any, defs: Mapping[str, Any], hops: int) -> Plain:
-    if hops > MAX_HOPS:
-        raise Conflict("its references go round in circles")
-    if schema is False:
-        raise Conflict("nothing satisfies false")
-    found = {} if schema is True else dict(schema)
-    if "const" in found:
-        parts = [{"enum": [found.pop("const")]}]
-    else:
-        parts = []
-    parts += found.pop("allOf", [])
-    if "$ref" in found and (len(found) > 1 or parts):
-        parts.insert(0, defs[found.pop("$ref")])
-    for part in parts:
-        other = _merged(part, defs, hops + 1)
-        if "$ref" in other and found:
-            other = _merged(defs[other["$ref"]], defs, hops + 1)
-        if "$ref" in found and other:
-            found = _merged(defs[found["$ref"]], defs, hops + 1)
-        found = _both(found, other)
-    if "anyOf" in found and len(found) > 1:
-        options = found.pop("anyOf")
-        found = {"anyOf": [{"allOf": [found, option]} for option in options]}
-    if "enum" in found:
-        found = _narrowed(found)
-    return found
+    def _parts(self, found: Plain) -> list[Any]:
+        """What must hold beside `found`, taken out of it."""
+        parts = [{"enum": [found.pop("const")]}] if "const" in found else []
+        parts += found.pop("allOf", [])
+        if "$ref" in found and (len(found) > 1 or parts):
+            parts.insert(0, self._defs[found.pop("$ref")])
+        return parts
+
+    def _joined(self, one: Plain, other: Plain, hops: int) -> Plain:
+        """Both, each with what it refers to where the other says something."""
+        if one and "$ref" in other:
+            other = self.merged(self._defs[other["$ref"]], hops + 1)
+        if other and "$ref" in one:
+            one = self.merged(self._defs[one["$ref"]], hops + 1)
+        return _both(one, other)
 
 
 def _both(one: Plain, other: Plain) -> Plain:

@@ -15,9 +15,9 @@ from llguidance import LLMatcher
 MAX_PATTERN_CHARS = 2_000
 # Characters that a pattern has once its repeats are written out, and how often those of a repeated
 # group count. (a{1000}){1000}: its first mask took 10 s and 330 MB at 262,144 ids; to be tried,
-# (a{260}){260} takes 1 s, (a{130}){130} 0.3 s, and [a-z]{1,65000} no time (2-core EPYC).
+# (a{260}){260} takes 1 s, (a{100}){100} 0.2 s, and [a-z]{1,65000} no time (2-core EPYC).
 MAX_REPEATED_CHARS = 70_000
-GROUP_WEIGHT = 4
+GROUP_WEIGHT = 6
 
 Verdict = Literal["enforced", "beyond", "invalid", "too large"]
 
