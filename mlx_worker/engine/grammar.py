@@ -5,7 +5,6 @@ writing grammars to structure.py and following a reply to constraint.py. Engine 
 """
 
 import json
-import re
 from collections import OrderedDict
 from collections.abc import Collection
 from typing import Any
@@ -20,7 +19,6 @@ from mlx_worker.records import Grammar, TextProtocol
 
 MAX_COMPILED = 32
 WORD_BITS = 32
-CONTROL = re.compile(r"<\|.*>|<.*\|>")  # how families write control tokens, and text hardly ever is
 
 Bits = np.ndarray[
     Any, np.dtype[np.uint32]
@@ -103,14 +101,17 @@ def _unusable(message: str) -> RequestError:
 def _with_controls(
     spec: dict[str, Any], protocol: TextProtocol | None, eos_ids: Collection[int]
 ) -> dict[str, Any]:
-    """The tokenizer's file with each control token marked so; else text could be made of it."""
+    """The tokenizer's file with each control token marked so; else it could be part of a text.
+
+    llguidance itself takes an added token in angle brackets for one.
+    """
     named: set[str] = set()
     if protocol is not None:
         pairs = [pair for pair in (protocol.thinking, protocol.call) if pair]
         named = {*(marker for pair in pairs for marker in pair), *protocol.others}
     for token in spec.get("added_tokens", []):
         text = token["content"]
-        if text in named or token["id"] in eos_ids or CONTROL.fullmatch(text):
+        if text in named or token["id"] in eos_ids:
             token["special"] = True
     return {**spec, "padding": None, "truncation": None}
 

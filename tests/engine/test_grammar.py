@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from llguidance import LLParserLimits
 from schemas import closed
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -17,7 +18,7 @@ from mlx_worker.engine.constraint import Constraint
 from mlx_worker.engine.grammar import GrammarTables, bits_of, has, unpacked
 from mlx_worker.engine.structure import calls_grammar, structure_grammar
 from mlx_worker.errors import GenerationFailed, RequestError
-from mlx_worker.records import Grammar, Structure, Tools
+from mlx_worker.records import Grammar, Structure, TextProtocol, Tools
 
 EOS, CALL, CALLED, THINK, THOUGHT = 1, 48, 49, 100, 101  # of the demo's tokenizer
 MARKERS = {"think_open": THINK, "think_close": THOUGHT, "call_open": CALL}
@@ -271,19 +272,14 @@ def test_an_id_that_is_not_allowed_fails_the_request_alone():
     assert constraint_of(grammar_of(POINT)).rows()[1] is not None
 
 
-def test_a_grammar_that_runs_into_a_limit_fails_clearly():
-    """Three counts over the whole vocabulary: the automaton outgrows its limit at the first row."""
-    counts = [{"type": "string", "pattern": f".*{c}.{{{n}}}"} for c, n in ("a8", "b9", "c7")]
-    grammar = grammar_of({"allOf": counts})
-    constraint = constraint_of(grammar)
-
-    def write() -> None:
-        for id in [*encoded('"'), *[300] * 30]:
-            constraint.rows()
-            constraint.advance([id])
-
+def test_a_grammar_that_runs_into_a_limit_fails_clearly(monkeypatch: pytest.MonkeyPatch):
+    """Masks of a matcher in error have no id; the reply fails before one is picked from them."""
+    few = LLParserLimits(max_lexer_states=40, verbose_errors=False)
+    monkeypatch.setattr("mlx_worker.engine.grammar.LIMITS", few)
+    tables = GrammarTables(demo_tokenizer(), DEMO_VOCAB, DEMO_EOS, GEMMA)
+    constraint = Constraint(tables, grammar_of({"type": "string", "pattern": "^[a-z]{900}$"}))
     with pytest.raises(GenerationFailed, match="held to its grammar"):
-        write()
+        constraint.rows(encoded('"' + "abc" * 100))
 
 
 def test_a_control_token_of_another_model_is_refused():
@@ -316,11 +312,13 @@ def test_compiled_grammars_are_bounded():
     """The least recently used goes first."""
     tables = GrammarTables(demo_tokenizer(), DEMO_VOCAB, DEMO_EOS, GEMMA)
     grammars = [grammar_of({"const": n}) for n in range(40)]
+    tables.matcher(grammars[0])
+    first = tables._compiled[grammars[0].text]
     for grammar in grammars:
         tables.matcher(grammars[0])
         tables.matcher(grammar)
     assert len(tables._compiled) == 32
-    assert grammars[0].text in tables._compiled
+    assert tables._compiled[grammars[0].text] is first
     assert grammars[1].text not in tables._compiled
 
 
@@ -349,9 +347,9 @@ def test_a_model_may_have_fewer_ids_than_its_tokenizer():
     assert max(allowed_ids(bits[1], 1024)) < 1000
 
 
-def bytes_tokenizer() -> Any:
+def bytes_tokenizer(call: str = "<|tool_call>") -> Any:
     """SentencePiece's kind, as Gemma's: ▁ for a space, and bytes for what has no token."""
-    control = ["<eos>", "<|tool_call>"]
+    control = ["<eos>", call]
     pieces = [*control, *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", *"abcdefghijklmnopqrstuvwxyz", *'{}[]:,"01', "▁a", "ab", '":', '":▁', '{"']
     merges = [("▁", "a"), ("a", "b"), ('"', ":"), ('":', "▁"), ("{", '"')]
@@ -362,7 +360,7 @@ def bytes_tokenizer() -> Any:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     tokenizer.add_special_tokens([AddedToken("<eos>", special=True, normalized=False)])
-    tokenizer.add_tokens([AddedToken("<|tool_call>", special=False, normalized=False)])
+    tokenizer.add_tokens([AddedToken(call, special=False, normalized=False)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
@@ -431,19 +429,15 @@ def encoded_byte(byte: int) -> int:
     return demo_tokenizer().convert_tokens_to_ids(letter)
 
 
-def test_a_control_token_is_no_text():
+@pytest.mark.parametrize("name", ["<|tool_call>", "[CALL]"])
+def test_a_control_token_is_no_text(name: str):
     """Markers are in no string, also where the tokenizer's file does not call them special."""
-    for tables, opening in [
-        (demo_tables(), encoded('"')),
-        (
-            GrammarTables(bytes_tokenizer(), 310, {0}),
-            [bytes_tokenizer().convert_tokens_to_ids('"')],
-        ),
-    ]:
-        _, bits = Constraint(tables, grammar_of({"type": "string"})).rows(opening)
-        assert bits is not None
-        control = 1 if tables.vocab_size == 310 else CALL
-        assert not has(bits[1], control)
+    tokenizer = bytes_tokenizer(name)
+    tables = GrammarTables(tokenizer, 310, {0}, TextProtocol("marked", call=(name, "")))
+    quote = tokenizer.convert_tokens_to_ids('"')
+    _, bits = Constraint(tables, grammar_of({"type": "string"})).rows([quote])
+    assert bits is not None
+    assert not has(bits[1], tokenizer.convert_tokens_to_ids(name))
 
 
 # Bits

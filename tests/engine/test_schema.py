@@ -657,6 +657,15 @@ def test_a_key_that_a_call_can_not_write_is_refused(key: str):
     assert caught.value.param == "tools[0].function.parameters"
 
 
+@pytest.mark.parametrize("protocol", [GEMMA, JSON_CALLS])
+@pytest.mark.parametrize("parameters", [{"type": "string"}, {"enum": [1]}, {"type": "array"}])
+def test_arguments_are_an_object(protocol: TextProtocol, parameters: Any):
+    """Parameters that are anything else are refused, and {} is any object."""
+    with pytest.raises(RequestError) as caught:
+        calls_grammar(Tools((tool(parameters),), is_required=True), protocol)
+    assert caught.value.param in ("tools[0].function.parameters", "tools")
+
+
 def test_check_asks_tools_only_where_one_must_be_called():
     """Under tool_choice auto a tool's parameters are the client's own affair."""
     check(None, Tools((tool({"type": 5}),)))
