@@ -23,7 +23,6 @@ from mlx_worker.records import (
     Text,
 )
 
-
 UNHELD = "strict_schema_not_enforced"
 UNHELD_BESIDE_FORMAT = UNHELD, "tool calls are not held to their schemas beside response_format"
 UNHELD_HERE = UNHELD, "this model writes tool calls in a form that can't be held to a schema"

@@ -48,10 +48,7 @@ class GrammarTables:
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise RequestError(
-                "this model's tokenizer is of a kind that no grammar can be followed with",
-                hint="ask without response_format and with tool_choice auto, or convert the model",
-            )
+            raise _unreadable("it is no fast one")
         spec = json.loads(backend.to_str())
         tokens = backend.get_vocab(with_added_tokens=True)
         n_tokens = max(tokens.values()) + 1
@@ -59,11 +56,11 @@ class GrammarTables:
         self.eos_ids = frozenset(id for id in eos_ids if id < vocab_size)
         self.n_words = (vocab_size + WORD_BITS - 1) // WORD_BITS
         self._n_known = max(n_tokens, vocab_size)
-        self._tokenizer = LLTokenizer(
-            json.dumps(_with_controls(spec, protocol, self.eos_ids)),
-            n_vocab=self._n_known,
-            eos_token=sorted(self.eos_ids),
-        )
+        text = json.dumps(_with_controls(spec, protocol, self.eos_ids))
+        try:
+            self._tokenizer = LLTokenizer(text, self._n_known, sorted(self.eos_ids))
+        except ValueError as error:
+            raise _unreadable(_line(str(error))) from error
         self.all_ids = bits_of([id for id in tokens.values() if id < vocab_size], vocab_size)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
@@ -90,10 +87,20 @@ class GrammarTables:
         return row[: self.n_words] & self.all_ids
 
 
-def _unusable(message: str) -> RequestError:
-    line = " ".join(message.split("\n", 1)[0].split())[:200]
+def _line(message: str) -> str:
+    return " ".join(message.split("\n", 1)[0].split())[:200]
+
+
+def _unreadable(why: str) -> RequestError:
     return RequestError(
-        f"the grammar can't be followed with this model's tokenizer: {line}",
+        f"this model's tokenizer is of a kind that no grammar can be followed with: {why}",
+        hint="ask without response_format and with tool_choice auto",
+    )
+
+
+def _unusable(message: str) -> RequestError:
+    return RequestError(
+        f"the grammar can't be followed with this model's tokenizer: {_line(message)}",
         hint="simplify the schema, or ask with tool_choice auto",
     )
 

@@ -337,7 +337,8 @@ class Session:
                 "still thinking; hint: raise it, or set reasoning_effort to none"
             )
         if self._constraint is not None and not self._constraint.is_complete:
-            what = "a stop text" if self._finish == "stop" else "max_tokens"
+            who = "a stop text" if self._text.is_hit else "the model"
+            what = "max_tokens" if self._finish == "length" else who
             return "truncated_during_structured_output", (
                 f"{what} ended the reply before what was asked for was whole; "
                 "what there is may not parse"

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -39,7 +40,8 @@ def constraint_of(grammar: Grammar, **options: Any) -> Constraint:
 
 ONE_TOOL = Tools(({"type": "function", "function": {"name": "f", "parameters": POINT}},))
 MAY_CALL = grammar_of(POINT, ONE_TOOL)
-MUST_CALL = calls_grammar(ONE_TOOL, GEMMA)[0]
+MUST_CALL = calls_grammar(replace(ONE_TOOL, is_required=True), GEMMA)[0]
+HELD_CALLS = calls_grammar(ONE_TOOL, GEMMA)[0]  # if any come
 
 # Every place a reply can be at: how its constraint begins, and what it has written.
 PLACES: dict[str, tuple[Grammar, dict[str, Any], list[int]]] = {
@@ -56,6 +58,9 @@ PLACES: dict[str, tuple[Grammar, dict[str, Any], list[int]]] = {
     "calls": (MAY_CALL, {}, [CALL, 300]),
     "must call": (MUST_CALL, {}, [CALL]),
     "must call, may think": (MUST_CALL, {"may_think": True}, []),
+    "says": (HELD_CALLS, {}, [300]),
+    "thinks, may call": (HELD_CALLS, {}, [300, THINK, 301]),
+    "calls by itself": (HELD_CALLS, {"is_thinking": True}, [300, THOUGHT, 301, CALL]),
 }
 
 
@@ -168,6 +173,9 @@ def test_only_an_end_follows_a_document_that_is_over():
         ("thought", False),
         ("calls", True),
         ("must call", False),
+        ("says", True),
+        ("thinks, may call", False),
+        ("calls by itself", False),
     ],
 )
 def test_a_reply_knows_whether_it_is_whole(place: str, is_complete: bool):
@@ -229,6 +237,18 @@ def test_a_call_in_a_documents_place_is_free_to_its_end():
     assert not has(row_of(begun), CALL)
 
 
+def test_a_call_that_comes_by_itself_is_held_from_its_marker_on():
+    """Anything before it is free, and a marker in thinking is none."""
+    constraint = constraint_of(HELD_CALLS)
+    assert constraint.rows([300, THINK, CALL, 301, THOUGHT, 302]) == (6, None)
+    n, bits = constraint.rows([300, CALL, 300])
+    assert n == 2
+    assert bits is not None
+    assert np.array_equal(bits[1], demo_tables().all_ids)
+    constraint.advance([300, CALL])
+    assert demo_tokenizer().decode(constraint.forced(20)).startswith("call:f{x")
+
+
 def test_no_call_where_none_was_offered():
     """Without tools the marker is like any other id."""
     assert not has(row_of(constraint_of(grammar_of(POINT))), CALL)
@@ -248,7 +268,9 @@ def test_a_forced_run_is_what_the_schema_leaves_no_choice_about():
     assert constraint.rows(ids)[0] == len(ids)
 
 
-@pytest.mark.parametrize("place", [p for p in PLACES if p not in ("within", "must call")])
+@pytest.mark.parametrize(
+    "place", [p for p in PLACES if p not in ("within", "must call", "calls by itself")]
+)
 def test_nothing_is_forced_where_there_is_a_choice(place: str):
     """Not before a document that thinking may precede, not while it is free, never an end."""
     ids = at(place).forced(8)
@@ -269,6 +291,8 @@ def test_an_id_that_is_not_allowed_fails_the_request_alone():
     with pytest.raises(GenerationFailed, match="grammar") as caught:
         constraint.advance([300])
     assert "\n" not in str(caught.value)
+    with pytest.raises(GenerationFailed):
+        constraint.rows()
     assert constraint_of(grammar_of(POINT)).rows()[1] is not None
 
 
@@ -290,13 +314,16 @@ def test_a_control_token_of_another_model_is_refused():
 
 
 def test_a_tokenizer_that_can_not_be_read_is_told():
-    """Slow ones have no file that says what each id's bytes are."""
+    """Slow ones have no file that says what each id's bytes are, and a file may be too new."""
 
-    class Slow:
-        pass
+    class Odd:
+        class backend_tokenizer:
+            to_str = staticmethod(lambda: '{"version": "1.0", "model": {"type": "new"}}')
+            get_vocab = staticmethod(lambda with_added_tokens: {"a": 0})
 
-    with pytest.raises(RequestError, match="tokenizer"):
-        GrammarTables(Slow(), 8, {0})
+    for tokenizer in (object(), Odd()):
+        with pytest.raises(RequestError, match="this model's tokenizer"):
+            GrammarTables(tokenizer, 8, {0})
 
 
 def test_a_grammar_is_compiled_once():
