@@ -6,7 +6,7 @@ for every model to wire/. Engine thread only, but for `check_form`, which any th
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from typing import Any
 
 from mlx_worker.config import Config
 from mlx_worker.engine import structure
@@ -19,7 +19,6 @@ from mlx_worker.records import (
     Grammar,
     Notice,
     Progress,
-    Started,
     Text,
 )
 
@@ -108,15 +107,12 @@ def undrafted(model: LoadedModel, call: Call, is_off: bool) -> Notice | None:
     return "speculation_unavailable", f"decoded without a draft: {why}"
 
 
-def started(
-    id: str, model: LoadedModel, request: GenerationRequest, notice: Notice | None, **waits: float
-) -> Started:
-    """What is said first. waits: Started's own fields of milliseconds."""
-    pair = model.pair
-    said = Started(id, len(request.prompt_ids), notice=notice, **waits)
+def opening_of(model: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
+    """The fields of Started by which a chat's text is read; none where nobody reads its markers."""
     if not request.reads_markers:
-        return said
-    return replace(said, protocol=pair.protocol, opening=pair.opening(request.prompt_ids))
+        return {}
+    pair = model.pair
+    return {"protocol": pair.protocol, "opening": pair.opening(request.prompt_ids)}
 
 
 def token_names(model: LoadedModel, event: Progress | Text | Done) -> Mapping[int, bytes]:

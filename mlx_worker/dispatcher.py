@@ -15,7 +15,7 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-from mlx_worker.calls import check_form, has_form, request_of, started, token_names
+from mlx_worker.calls import check_form, has_form, opening_of, request_of, token_names
 from mlx_worker.config import Config
 from mlx_worker.engine import memory
 from mlx_worker.engine.session import check
@@ -232,8 +232,14 @@ class Dispatcher:
         self._roster.admit(model, len(request.prompt_ids) + request.max_tokens)
         choices = model.choices(request, call.n, call.scope)
         try:
-            waits = {"queue_wait_ms": queue_wait_ms, "model_load_ms": model_load_ms}
-            yield started(id, model, request, notice, **waits)
+            yield Started(
+                id,
+                len(request.prompt_ids),
+                queue_wait_ms,
+                model_load_ms,
+                notice,
+                **opening_of(model, request),
+            )
             for choice, event in choices:
                 if isinstance(event, Progress | Text | Done):
                     yield ReplyEvent(choice, event, token_names(model, event))

@@ -70,8 +70,16 @@ class Oracle:
         if self._charged is not None:
             self._charged.begin(prompt_ids)
 
-    def propose(self, depth: int, cursor: Cursor, *, with_laws: bool = False) -> Drafts:
+    def propose(
+        self,
+        depth: int,
+        cursor: Cursor,
+        *,
+        with_laws: bool = False,
+        forced: Sequence[int] = (),
+    ) -> Drafts:
         """The next `depth` ids of the known reply, or as many as it has, some of them wrong."""
+        assert not forced, "its replies are under no grammar"
         assert depth >= 1, "a round that drafts nothing asks no drafter"
         assert not with_laws, "the reply under the standard rule is not known beforehand"
         assert cursor.position == self._n_heard, f"asked at {cursor.position}, at {self._n_heard}"

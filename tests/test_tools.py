@@ -165,7 +165,9 @@ def test_the_clients_stream_helper_gathers_a_call(worker: Worker):
     ) as stream:
         for _ in stream:
             pass
-        (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+        calls = stream.get_final_completion().choices[0].message.tool_calls
+    assert calls is not None
+    (call,) = calls
     assert call.function.parsed_arguments == StartTimer(duration=25)
 
 

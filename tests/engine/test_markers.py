@@ -1,6 +1,7 @@
 """Control tokens are found by their text, and followed id by id through a reply."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -23,7 +24,7 @@ def demo() -> LoadedPair:
 
 
 @cache
-def marked_tokenizer(special: tuple[str, ...] = (), **markers: object) -> TokenizerWrapper:
+def marked_tokenizer(special: tuple[str, ...] = (), **markers: Any) -> TokenizerWrapper:
     """A byte-level tokenizer with control tokens of its own; markers: what mlx-lm found."""
     core = byte_core()
     core.add_special_tokens(["<eos>", *special])

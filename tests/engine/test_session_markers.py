@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_worker.engine.load import LoadedPair, load_pair
-from mlx_worker.records import Sampling
+from mlx_worker.records import Sampling, Text
 from tests.demo_prompts import TOOLS, prompt_of
 from tests.tiny import Written, write
 
@@ -91,11 +91,9 @@ def test_a_reply_may_be_one_call_long(demo: LoadedPair, speculation: str):
 
 def test_the_events_say_where_markers_stand(demo: LoadedPair):
     """In the piece that has them."""
-    events = [event for event in called(demo).events if getattr(event, "marks", ())]
-    assert [event.text[at : at + 6] for event in events for at in event.marks] == [
-        "<|tool",
-        "<tool_",
-    ]
+    texts = [event for event in called(demo).events if isinstance(event, Text)]
+    marked = [event.text[at : at + 6] for event in texts for at in event.marks]
+    assert marked == ["<|tool", "<tool_"]
 
 
 def test_only_the_logprobs_of_what_is_said_are_content(demo: LoadedPair):

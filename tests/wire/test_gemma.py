@@ -199,6 +199,7 @@ def test_a_call_is_told_piece_by_piece():
         ('a:"x\\n\\u00e9\\"y"}', '{"a":"x\\n\\u00e9\\"y"}'),
         ('a:"x\ny\\q\\u12"}', '{"a":"x\\ny\\\\q\\\\u12"}'),
         (f'a:"{QUOTE}"}}', '{"a":"<|\\"|>"}'),
+        (f'a:"x\\{QUOTE}"}}', '{"a":"x\\\\<|\\"|>"}'),
         ("deep:{a:[1,2,{b:true}]},none:null}", '{"deep":{"a":[1,2,{"b":true}]},"none":null}'),
         ("a:[],b:{},c:[[]]}", '{"a":[],"b":{},"c":[[]]}'),
         ("a:True,b:NONE,c:False}", '{"a":true,"b":null,"c":false}'),
@@ -227,9 +228,9 @@ def test_arguments_become_json(inner: str, json_text: str):
         (f"a:{QUOTE}x", '{"a":"x"}'),
         ('a:"x\\', '{"a":"x\\\\"}'),
         ("a:{b:[1,{c:", '{"a":{"b":[1,{"c":null}]}}'),
-        ("a:{b:[1,2}", '{"a":{"b":[1,2]}}'),
-        ("a:[{b:1]}", '{"a":[{"b":1}]}'),
-        ("a:1]}", '{"a":1}'),
+        ("a:{b:[1,2},c:3}", '{"a":{"b":[1,2]},"c":3}'),
+        ("a:[{b:1],c:2}", '{"a":[{"b":1}],"c":2}'),
+        ("a:1],b:2}", '{"a":1,"b":2}'),
         ("a,b:,c}", '{"a":null,"b":null,"c":null}'),
         (",,a:1,,b:2,}", '{"a":1,"b":2}'),
         ("a:[,1,,2,]}", '{"a":[1,2]}'),
@@ -242,6 +243,7 @@ def test_arguments_become_json(inner: str, json_text: str):
         (":1}", '{"1":null}'),
         ("{a:1}}", '{"":{"a":1}}'),
         ("a::1}", '{"a":1}'),
+        (f"a:{quoted('x')}:}}", '{"a":"x"}'),
     ],
 )
 def test_arguments_with_a_fault_become_json_all_the_same(inner: str, json_text: str | None):
