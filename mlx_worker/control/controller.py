@@ -16,8 +16,8 @@ from typing import Literal
 from mlx_worker.control import status as words
 from mlx_worker.control.decide import DOUBT, MIN_BIG_LOOKS, Evidence, is_unpromising, judge, weigh
 from mlx_worker.control.measure import (
-    BUCKETS,
     FULL_STEPS,
+    N_BUCKETS,
     PAIR_TOKENS,
     Costs,
     Levels,
@@ -108,14 +108,14 @@ class Memory:
 
     samples       the evidence of this measurement, or of the requests since On
     kinds         kinds and contexts of traffic that the last measurement saw
-    step_ms       context bucket → the plain step, lately
+    step_ms       bucket → the plain step, lately
     verdict_step_ms  the same when the verdict fell
     n_unbracketed, unbracketed  requests, and ps of them, since costs were timed while On
     overrun       ps that their rounds took beyond what costs say
     haste         how soon they are to be timed again, an index of BRACKETS
     has_hope      the last re-try gained, if not enough
     n_unpaired    requests in a row that should have timed a pair and were too short for one
-    whole_steps   context bucket → ms of the plain steps of requests, for the next one's rounds
+    whole_steps   bucket → ms of the plain steps of requests, for the next one's rounds
     """
 
     phase: Phase = "measuring"
@@ -292,7 +292,7 @@ class Controller:
         memory = self.memory
         if self.forced:
             return Course(drafts_on=True)
-        bucket = bucket_of(traffic.prompt_tokens)
+        bucket = bucket_of(traffic.prompt_tokens, traffic.has_grammar)
         if memory.phase == "measuring":
             return self._measuring_course(bucket)
         if memory.phase == "on":
@@ -349,7 +349,7 @@ class Controller:
             return True
         if memory.plain_tokens < RETRY_TOKENS[0]:
             return False
-        bucket = bucket_of(traffic.prompt_tokens)
+        bucket = bucket_of(traffic.prompt_tokens, traffic.has_grammar)
         before, now = memory.verdict_step_ms.get(bucket), memory.step_ms.get(bucket)
         has_moved = before and now and abs(now / before - 1) > MOVED_STEP
         return bool(has_moved) or situation(traffic) not in memory.kinds
@@ -502,5 +502,5 @@ class Controller:
             memory.was_off = True
 
     def tables(self) -> list[list[float]]:
-        """Context bucket → costs by depth."""
-        return [self.memory.costs.table(bucket) for bucket in range(len(BUCKETS) + 1)]
+        """Bucket → costs by depth."""
+        return [self.memory.costs.table(bucket) for bucket in range(N_BUCKETS)]

@@ -28,6 +28,8 @@ FULL_STEPS = 8  # plain steps that make a pair's baseline count in full
 FULL_ROUNDS = 4  # rounds that make a pair's cost count in full
 PAIR_TOKENS = 16  # drafted tokens of a full pair
 BUCKETS = (4096, 16384)  # context tokens at which costs are kept apart: attention grows with them
+# And once more under a grammar, whose plain steps can't be built ahead and whose rounds read twice.
+N_BUCKETS = 2 * (len(BUCKETS) + 1)
 
 ROUND_VARIANCE = 0.3  # relative variance of a round's ids, until its request's rounds tell
 ROUND_PRIOR = 2.0  # rounds' worth of trust in it
@@ -57,9 +59,10 @@ SHAPE_PRIOR = 20.0  # failures' worth of trust that all positions of a chain are
 SHAPE_LIMITS = (0.25, 4.0)  # hazard of a position against the first one's
 
 
-def bucket_of(context_tokens: int) -> int:
-    """Which context bucket: 0 below 4k, 1 below 16k, 2 above."""
-    return sum(context_tokens >= edge for edge in BUCKETS)
+def bucket_of(context_tokens: int, has_grammar: bool = False) -> int:
+    """Which bucket of costs: 0 below 4k, 1 below 16k, 2 above; 3, 4, 5 under a grammar."""
+    context = sum(context_tokens >= edge for edge in BUCKETS)
+    return context + (N_BUCKETS // 2 if has_grammar else 0)
 
 
 def settled_mean(times_ms: Sequence[float]) -> float | None:
@@ -160,7 +163,7 @@ class Costs:
     pairs: list[CostPair] = field(default_factory=list[CostPair])
     level: float = 0.0  # log of measured over curve, over all pairs
     by_drafted: list[float] = field(default_factory=lambda: [0.0] * (MAX_DEPTH + 1))
-    by_bucket: list[float] = field(default_factory=lambda: [0.0] * (len(BUCKETS) + 1))
+    by_bucket: list[float] = field(default_factory=lambda: [0.0] * N_BUCKETS)
     rounds_tail: Tail = field(default_factory=Tail)
     steps_tail: Tail = field(default_factory=Tail)
     stalls: float = 0.0  # log of what rounds lose to the cuts beyond what steps do
@@ -308,7 +311,7 @@ class Costs:
         self.by_drafted = _shrunk_means(left, weights, drafted, MAX_DEPTH + 1, DRAFTED_PRIOR)
         left = [value - self.by_drafted[n] for value, n in zip(left, drafted, strict=True)]
         self.by_bucket = _shrunk_means(
-            left, weights, [pair.bucket for pair in pairs], len(BUCKETS) + 1, BUCKET_PRIOR
+            left, weights, [pair.bucket for pair in pairs], N_BUCKETS, BUCKET_PRIOR
         )
         squares = math.fsum(
             weight * value * value for weight, value in zip(weights, left, strict=True)
@@ -616,7 +619,7 @@ class Sample:
 class Priced:
     """Samples at today's costs, kept up to date at the price of what is new among them.
 
-    tables         context bucket → costs by drafted ids
+    tables         bucket → costs by drafted ids
     taus, weights  of each sample
     n_rounds       [bucket][drafted] of all samples; tokens, drafted, accepted, plain_tokens alike
     """
@@ -629,7 +632,7 @@ class Priced:
     def _start_over(self) -> None:
         self.taus: list[float] = []
         self.weights: list[float] = []
-        self.n_rounds = [[0] * (MAX_DEPTH + 1) for _ in range(len(BUCKETS) + 1)]
+        self.n_rounds = [[0] * (MAX_DEPTH + 1) for _ in range(N_BUCKETS)]
         self.tokens = self.drafted = self.accepted = self.plain_tokens = 0
 
     def take_in(self, samples: list[Sample], tables: list[list[float]]) -> bool:

@@ -190,7 +190,7 @@ class RequestPacer:
         self.course = course
         self.begun_s = now_s
         self.number = memory.n_requests
-        self.bucket = bucket_of(traffic.prompt_tokens)
+        self.bucket = bucket_of(traffic.prompt_tokens, traffic.has_grammar)
         self.costs = memory.costs.table(self.bucket)  # of rounds by what they proposed …
         self._planned = memory.levels.planned(self.costs)  # … and by what they were to
         self.level = RequestLevel(memory.levels.table(self.kind))
@@ -448,7 +448,7 @@ class RequestPacer:
         found = [
             cost_pair(
                 n_drafted,
-                bucket_of(rounds[0].context_tokens),
+                bucket_of(rounds[0].context_tokens, self.traffic.has_grammar),
                 times_of(rounds),
                 plain.get(pair, self._whole_steps),
             )

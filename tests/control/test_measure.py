@@ -16,6 +16,7 @@ from mlx_worker.control.measure import (
     FULL_STEPS,
     GAP_STEPS,
     LEVELS,
+    N_BUCKETS,
     PAIR_MEMORY,
     PAIR_TOKENS,
     RECALL_REQUESTS,
@@ -107,6 +108,14 @@ def test_no_times_have_no_mean():
 def test_contexts_fall_into_three_buckets(tokens: int, bucket: int):
     """Below 4k, below 16k, above."""
     assert bucket_of(tokens) == bucket
+
+
+def test_a_grammar_has_buckets_of_its_own():
+    """Its plain steps are others: none is compared with those that are built ahead."""
+    free = {bucket_of(tokens) for tokens in (0, 5000, 20_000)}
+    held = {bucket_of(tokens, has_grammar=True) for tokens in (0, 5000, 20_000)}
+    assert len(free) == len(held) == 3
+    assert free | held == set(range(N_BUCKETS))
 
 
 # --- a pair -----------------------------------------------------------------------------------
@@ -827,7 +836,7 @@ steps = st.lists(
 def test_samples_priced_one_by_one_are_priced_as_all_at_once(steps: list[tuple[str, int, int]]):
     """Whatever comes: a sample more, the oldest gone, other costs, a new measurement."""
     most, kept, samples = 5, Priced(), list[Sample]()
-    tables = [COSTS, COSTS, COSTS]
+    tables = [COSTS] * N_BUCKETS
     for what, n, bucket in steps:
         one = sample_of([(n, n // 2)] * n, plain_tokens=bucket)
         one.bucket = bucket
