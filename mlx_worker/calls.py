@@ -22,9 +22,10 @@ from mlx_worker.records import (
     Text,
 )
 
-UNHELD = "strict_schema_not_enforced"
-UNHELD_BESIDE_FORMAT = UNHELD, "tool calls are not held to their schemas beside response_format"
-UNHELD_HERE = UNHELD, "this model writes tool calls in a form that can't be held to a schema"
+UNHELD = (
+    "strict_schema_not_enforced",
+    "this model writes tool calls in a form that can't be held to a schema",
+)
 
 
 def has_form(call: Call) -> bool:
@@ -84,13 +85,16 @@ def prompt_ids(model: LoadedModel, call: Call) -> tuple[int, ...]:
 def grammar_of(model: LoadedModel, call: Call) -> tuple[Grammar | None, Notice | None]:
     """What the reply may be, and what of it can't be enforced."""
     tools, protocol = call.tools, model.pair.protocol
+    if tools is not None and tools.is_required:
+        return structure.calls_grammar(tools, protocol)
+    is_unheld = tools and tools.is_strict and not structure.can_hold_calls(protocol)
     if call.structure is not None:
-        grammar, notice = structure.structure_grammar(call.structure, tools)
-        return grammar, notice or (UNHELD_BESIDE_FORMAT if tools and tools.is_strict else None)
-    if tools is None or not (tools.is_required or tools.is_strict):
+        grammar, notice = structure.structure_grammar(call.structure, tools, protocol)
+        return grammar, notice or (UNHELD if is_unheld else None)
+    if is_unheld:
+        return None, UNHELD
+    if tools is None or not tools.is_strict:
         return None, None
-    if not tools.is_required and not structure.can_hold_calls(protocol):
-        return None, UNHELD_HERE
     return structure.calls_grammar(tools, protocol)
 
 

@@ -117,12 +117,14 @@ class Grammar:
     text     of the grammar, as llguidance reads it
     is_call  it writes tool calls, markers included
     may_call  a tool call may stand in its place
+    calls     the grammar of such calls; None: nothing holds them
     is_optional  it writes tool calls, and holds from the marker that opens the first, if one comes
     """
 
     text: str
     is_call: bool = False
     may_call: bool = False
+    calls: str | None = None
     is_optional: bool = False
 
 

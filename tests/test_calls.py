@@ -102,13 +102,27 @@ def test_tools_need_a_model_that_can_call():
     assert caught.value.param == "tools"
 
 
-def test_strict_tools_beside_a_form_are_told_of(demo: LoadedModel):
-    """A call in the form's place is free."""
-    call = {"tools": Tools((tool(strict=True),)), "structure": NUMBER}
-    notice = asked(demo, **call)[1]
+def test_calls_beside_a_form_are_held_too(demo: LoadedModel):
+    """A reply is either in the form or a call that can be made."""
+    request, notice = asked(demo, tools=Tools((tool(),)), structure=NUMBER)
+    assert request.grammar is not None
+    assert request.grammar.calls is not None
+    assert notice is None
+
+
+def test_a_call_that_must_come_goes_before_a_form(demo: LoadedModel):
+    """There is no content for it."""
+    tools = Tools((tool(),), is_required=True)
+    assert asked(demo, tools=tools, structure=NUMBER) == asked(demo, tools=tools)
+
+
+def test_calls_beside_a_form_are_free_where_they_cannot_be_held(demo: LoadedModel):
+    """A strict tool's notice says so."""
+    model = marked(demo, qwen3_coder.parse_tool_call)
+    request, notice = asked(model, tools=Tools((tool(strict=True),)), structure=NUMBER)
+    assert request.grammar is not None
+    assert (request.grammar.may_call, request.grammar.calls) == (True, None)
     assert notice is not None
-    assert notice[0] == "strict_schema_not_enforced"
-    assert "beside response_format" in notice[1]
 
 
 def test_strict_tools_of_a_family_that_cannot_be_held_are_told_of(demo: LoadedModel):
@@ -152,6 +166,15 @@ def test_what_has_schemas_is_looked_at_first(call: dict[str, Any], expected: boo
         (Tools((tool(parameters={"type": "object", "required": 5}),), is_required=True), True),
         (Tools((tool(parameters={"type": "object", "required": 5}, strict=True),)), True),
         (Tools((tool(parameters={"type": "object", "required": 5}),)), False),
+        (
+            Tools(
+                (
+                    tool(name="a", parameters={"type": "object", "required": 5}),
+                    tool(name="b", strict=True),
+                )
+            ),
+            False,
+        ),
     ],
 )
 def test_parameters_matter_where_calls_are_held_to_them(tools: Tools, is_refused: bool):

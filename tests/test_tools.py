@@ -299,3 +299,26 @@ def test_parameters_that_cannot_be_held_to_are_refused(worker: Worker):
     }  # fmt: skip
     error = refused(worker, tools=[TIMER, broken], tool_choice="required")
     assert error["param"] == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize("text", ["Hello", "Thanks!", "Please add 35 and 67."])
+def test_beside_a_form_a_reply_calls_or_has_it(worker: Worker, text: str):
+    """It used to be neither now and then: a call without an end, or words behind its marker."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9999}},
+              "required": ["a"], "additionalProperties": False}  # fmt: skip
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema}}
+    options = {"tools": [MULTIPLY], "response_format": wanted, "max_tokens": 200}
+    for seed in range(4):
+        content, _, calls, reason = told(
+            worker.chat(said(text), temperature=1.0, seed=seed, **options)
+        )
+        assert reason == ("tool_calls" if calls else "stop")
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+        assert calls or set(json.loads(content)) == {"a"}
+
+
+def test_a_call_that_was_cut_says_so(worker: Worker):
+    """Its arguments may not parse; no grammar is needed to know."""
+    reply = worker.chat(said("Multiply 52 by 92."), tools=[MULTIPLY], temperature=0, max_tokens=8)
+    assert reply.choices[0].finish_reason == "length"
+    assert notice_of(reply) == "truncated_during_structured_output"

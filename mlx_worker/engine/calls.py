@@ -152,7 +152,10 @@ class _Tool:
 
     def key(self, name: str) -> str:
         if not PLAIN_NAME.fullmatch(name):
-            raise Unsayable(f"a call can't name {name[:40]!r}")
+            raise Unsayable(
+                f"{name[:40]!r} can't be the name of anything in a call, which writes it bare: "
+                'no blanks, and none of : , { } [ ] < > " | \\'
+            )
         return self.words(f"{name}:")
 
     def _typed(self, schema: Mapping[str, Any], depth: int) -> str:
@@ -208,7 +211,7 @@ class _Tool:
     def object(self, schema: Mapping[str, Any], depth: int) -> str:
         required = schema.get("required", [])
         properties = dict(schema.get("properties", {}))
-        others = schema.get("additionalProperties", not properties)
+        others = schema.get("additionalProperties", "properties" not in schema)
         properties |= {name: others for name in required if name not in properties}
         pairs: list[tuple[str, bool]] = []
         for name, item in properties.items():
@@ -220,9 +223,8 @@ class _Tool:
         extra = self._extra(schema, others, list(properties), depth)
         least = schema.get("minProperties", 0)
         most = schema.get("maxProperties")
-        if most is not None:
-            extra = "" if most <= len(pairs) else extra
-        body = _sequence(pairs, extra, least > 0, self.rule)
+        most_extra = None if most is None else max(0, most - len(pairs))
+        body = _sequence(pairs, extra, most_extra, least > 0, self.rule)
         return f'"{{" {body} "}}"'
 
     def _extra(
@@ -305,16 +307,25 @@ def _listed(
     return body
 
 
+def _times(most: int | None) -> str:
+    return "*" if most is None else f"{{0,{most}}}"
+
+
 def _sequence(
-    pairs: Sequence[tuple[str, bool]], extra: str, is_some: bool, rule: Callable[[str], str]
+    pairs: Sequence[tuple[str, bool]],
+    extra: str,
+    most_extra: int | None,
+    is_some: bool,
+    rule: Callable[[str], str],
 ) -> str:
     """Pairs with commas in the declared order, optional ones at will, then extra ones.
 
-    is_some  at least one
+    most_extra  of those; None: any number
+    is_some     at least one pair
     """
-    tails = [
-        f'("," {extra})*' if extra else ""
-    ]  # tails[-1 - i]: what follows pair i, if it is there
+    extra = "" if most_extra == 0 else extra
+    # tails[-1 - i]: what follows pair i, if it is there
+    tails = [f'("," {extra}){_times(most_extra)}' if extra else ""]
     for pair, is_required in reversed(pairs):
         step = f'"," {pair}' if is_required else f'("," {pair})?'
         tails.append(rule(f"{step} {tails[-1]}") if len(tails) % 8 == 0 else f"{step} {tails[-1]}")
@@ -325,7 +336,8 @@ def _sequence(
         if is_required:
             return f"( {' | '.join(rule(start) for start in starts)} )"
     if extra:
-        starts.append(f"{extra} {tails[-1]}")
+        further = _times(None if most_extra is None else most_extra - 1)
+        starts.append(f'{extra} ("," {extra}){further}')
     if not starts:
         return ""
     return f"( {' | '.join(rule(start) for start in starts)} ){'' if is_some else '?'}"

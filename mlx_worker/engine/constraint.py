@@ -8,7 +8,8 @@ Leaves compiled grammars and masks to grammar.py, picking to sample.py. Engine t
     content   the grammar from its beginning, or the marker that opens a tool call
     watching  anything; from a marker that opens a tool call on, the grammar
     active    the grammar
-    free      anything, to the reply's end
+    calling   the grammar of tool calls that stand in its place
+    free      anything, to the reply's end: such calls where nothing holds them
     ended     nothing
 """
 
@@ -16,12 +17,14 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
+from llguidance import LLMatcher
 
 from mlx_worker.engine.grammar import Bits, GrammarTables, bits_of, has
 from mlx_worker.errors import GenerationFailed
 from mlx_worker.records import Grammar
 
-Place = Literal["before", "thinking", "content", "watching", "active", "free", "ended"]
+Place = Literal["before", "thinking", "content", "watching", "active", "calling", "free", "ended"]
+HELD: tuple[Place, ...] = ("active", "calling")
 ANYTHING: tuple[Place, ...] = ("thinking", "watching", "free", "ended")
 
 
@@ -47,7 +50,8 @@ class Constraint:
         Raises RequestError where the grammar can't be followed with this tokenizer.
         """
         self._tables = tables
-        self._matcher = tables.matcher(grammar)
+        self._matcher = tables.matcher(grammar.text)
+        self._calls = None if grammar.calls is None else tables.matcher(grammar.calls)
         may_open = (may_think or grammar.is_optional) and think_close is not None
         self._think_open = think_open if may_open else None
         self._think_close = think_close
@@ -65,8 +69,8 @@ class Constraint:
         """Whether the reply is whole if it ends here; of one that has ended, whether it was."""
         if self._place == "ended":
             return self._ended_whole
-        if self._place == "active":
-            return self._matcher.is_accepting()
+        if self._place in HELD:
+            return self._matcher_at(self._place).is_accepting()
         return self._place in ("free", "watching")
 
     def rows(self, draft_ids: Sequence[int] = ()) -> tuple[int, Bits | None]:
@@ -76,18 +80,19 @@ class Constraint:
         (n + 1, words) has in row j what may follow draft_ids[:j], None where that is anything in
         each row. Raises GenerationFailed where the grammar ran into a limit.
         """
-        place, fed = self._place, 0
+        place = self._place
+        fed: list[LLMatcher] = []  # the same one each time: of the two, one is at its beginning
         found = [self._row(place)]
         for id in draft_ids:
             if not has(self._tables.all_ids if found[-1] is None else found[-1], id):
                 break
-            place, is_fed = self._after(place, id)
-            fed += is_fed
+            place, matcher = self._after(place, id)
+            fed += [matcher] if matcher is not None else []
             found.append(self._row(place))
             if place == "ended":
                 break
         if fed:
-            self._checked(self._matcher.rollback(fed))
+            _check(fed[0], fed[0].rollback(len(fed)))
         if all(row is None for row in found):
             return len(found) - 1, None
         free = self._tables.all_ids
@@ -102,11 +107,12 @@ class Constraint:
 
     def forced(self, most: int) -> list[int]:
         """Up to `most` ids that are all the grammar leaves, as its text is tokenized; no end."""
-        is_bound = self._place == "active" or (self._place == "content" and self._call_open is None)
-        if not is_bound or most < 1 or self._matcher.is_stopped():
+        is_bound = self._place in HELD or (self._place == "content" and self._call_open is None)
+        matcher = self._matcher_at(self._place)
+        if not is_bound or most < 1 or matcher.is_stopped():
             return []
-        ids = self._matcher.compute_ff_tokens()[:most]
-        self._checked(not self._matcher.is_error())
+        ids = matcher.compute_ff_tokens()[:most]
+        _check(matcher, not matcher.is_error())
         ends = [n for n, id in enumerate(ids) if id in self._tables.eos_ids]
         return ids[: ends[0]] if ends else ids
 
@@ -114,32 +120,48 @@ class Constraint:
         """(words,) what may come next; None: anything."""
         if place in ANYTHING:
             return None
-        row = self._tables.mask(self._matcher)
-        self._checked(not self._matcher.is_error())
+        matcher = self._matcher_at(place)
+        row = self._tables.mask(matcher)
+        _check(matcher, not matcher.is_error())
         also = [self._think_open] if place == "before" else []
         also += [self._call_open] if place in ("before", "content") else []
         ids = [id for id in also if id is not None]
         return row | bits_of(ids, self._tables.vocab_size) if ids else row
 
-    def _after(self, place: Place, id: int) -> tuple[Place, bool]:
-        """Where an id leads, and whether the matcher was given it."""
-        if place == "thinking" and id == self._think_close:
-            return self._unheld, False
-        if place in ("before", "watching") and id == self._think_open:
-            return "thinking", False
-        if place in ("before", "content") and id == self._call_open:
-            return "free", False
-        if id in self._tables.eos_ids or place == "ended":
-            return "ended", False
-        if place in ANYTHING and not (place == "watching" and id == self._call_open):
-            return place, False
-        self._checked(self._matcher.consume_token(id))
-        return "active", True
+    def _matcher_at(self, place: Place) -> LLMatcher:
+        if place == "calling":
+            assert self._calls is not None
+            return self._calls
+        return self._matcher
 
-    def _checked(self, is_fine: bool) -> None:
-        if not is_fine:
-            message = " ".join(self._matcher.get_error().split("\n", 1)[0].split())[:200]
-            raise GenerationFailed(
-                f"the reply can't be held to its grammar: {message or 'an id it does not allow'}",
-                hint="simplify the schema",
-            )
+    def _after(self, place: Place, id: int) -> tuple[Place, LLMatcher | None]:
+        """Where an id leads, and the matcher that was given it."""
+        following = self._next_place(place, id)
+        if following not in HELD:
+            return following, None
+        matcher = self._matcher_at(following)
+        _check(matcher, matcher.consume_token(id))
+        return following, matcher
+
+    def _next_place(self, place: Place, id: int) -> Place:
+        if place == "thinking" and id == self._think_close:
+            return self._unheld
+        if place in ("before", "watching") and id == self._think_open:
+            return "thinking"
+        if place in ("before", "content") and id == self._call_open:
+            return "free" if self._calls is None else "calling"
+        if id in self._tables.eos_ids or place == "ended":
+            return "ended"
+        if place in ANYTHING and not (place == "watching" and id == self._call_open):
+            return place
+        return "calling" if place == "calling" else "active"
+
+
+def _check(matcher: LLMatcher, is_fine: bool) -> None:
+    """Raises GenerationFailed with the matcher's own complaint."""
+    if not is_fine:
+        message = " ".join(matcher.get_error().split("\n", 1)[0].split())[:200]
+        raise GenerationFailed(
+            f"the reply can't be held to its grammar: {message or 'an id it does not allow'}",
+            hint="simplify the schema",
+        )

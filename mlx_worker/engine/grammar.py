@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from mlx_worker.engine.structure import LIMITS
 from mlx_worker.errors import RequestError
-from mlx_worker.records import Grammar, TextProtocol
+from mlx_worker.records import TextProtocol
 
 MAX_COMPILED = 32
 WORD_BITS = 32
@@ -64,18 +64,18 @@ class GrammarTables:
         self.all_ids = bits_of([id for id in tokens.values() if id < vocab_size], vocab_size)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def matcher(self, grammar: Grammar) -> LLMatcher:
+    def matcher(self, grammar: str) -> LLMatcher:
         """A matcher at the grammar's beginning, the caller's own.
 
         Raises RequestError for a grammar that this tokenizer has no tokens for, or that is too
         large with it.
         """
-        compiled = self._compiled.pop(grammar.text, None)
+        compiled = self._compiled.pop(grammar, None)
         if compiled is None:
-            compiled = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=LIMITS)
+            compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
             if compiled.is_error():
                 raise _unusable(compiled.get_error())
-        self._compiled[grammar.text] = compiled
+        self._compiled[grammar] = compiled
         while len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
         return compiled.deep_copy()

@@ -92,6 +92,7 @@ def opening(prompt_ids: Sequence[int], markers: Markers) -> tuple[int, ...]:
 class Follower:
     """Says of each id of a reply, in order, what it is part of.
 
+    is_thinking, is_calling  where the next id is, should it be no marker; else it is content
     n_thinking  ids that were thinking so far, markers included
     n_calls     tool calls that were closed
     """
@@ -99,13 +100,13 @@ class Follower:
     def __init__(self, markers: Markers, is_thinking: bool = False) -> None:
         self._markers = markers
         self.is_thinking = is_thinking
-        self._is_call = False
+        self.is_calling = False
         self.n_thinking = self.n_calls = 0
 
     @property
     def is_content(self) -> bool:
         """Whether the next id is content, should it be no marker."""
-        return not self.is_thinking and not self._is_call
+        return not self.is_thinking and not self.is_calling
 
     def kind(self, id: int) -> Kind:
         kind = self._kind(id)
@@ -115,18 +116,18 @@ class Follower:
     def _kind(self, id: int) -> Kind:
         markers = self._markers
         if id not in markers.texts:
-            return "thinking" if self.is_thinking else "call" if self._is_call else "content"
+            return "thinking" if self.is_thinking else "call" if self.is_calling else "content"
         if id == markers.think_open or (self.is_thinking and id != markers.think_close):
-            self.is_thinking, self._is_call = True, False
+            self.is_thinking, self.is_calling = True, False
             return "thinking"
         if id == markers.think_close:
             was_thinking, self.is_thinking = self.is_thinking, False
             return "thinking" if was_thinking else "control"
         if id == markers.call_open:
-            self._is_call = True
+            self.is_calling = True
             return "call"
         if id == markers.call_close:
-            self.n_calls += self._is_call
-            self._is_call = False
+            self.n_calls += self.is_calling
+            self.is_calling = False
             return "call"
-        return "call" if self._is_call else "control"
+        return "call" if self.is_calling else "control"

@@ -336,7 +336,8 @@ class Session:
                 f"max_tokens ({self._request.max_tokens:,}) ended the reply while the model was "
                 "still thinking; hint: raise it, or set reasoning_effort to none"
             )
-        if self._constraint is not None and not self._constraint.is_complete:
+        is_cut = self._finish == "length" and self._text.follower.is_calling
+        if is_cut or (self._constraint is not None and not self._constraint.is_complete):
             who = "a stop text" if self._text.is_hit else "the model"
             what = "max_tokens" if self._finish == "length" else who
             return "truncated_during_structured_output", (

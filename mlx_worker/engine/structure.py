@@ -8,6 +8,7 @@ syntax of calls to calls.py, and masks to grammar.py. Pure; any thread.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -44,18 +45,26 @@ MAX_SHOWN = 8  # of what a notice lists
 CACHED = 64  # grammars; an agent repeats its own few
 
 SCHEMA_PARAM = "response_format.json_schema.schema"
+ANY_OBJECT = {"type": "object"}
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def structure_grammar(
-    structure: Structure, tools: Tools | None = None
+    structure: Structure, tools: Tools | None = None, protocol: TextProtocol | None = None
 ) -> tuple[Grammar, Notice | None]:
-    """The grammar of a JSON document. With tools, a call of one may stand in its place.
+    """The grammar of a JSON document. With tools, calls may stand in its place.
+
+    protocol  of the model: how it writes those
 
     Raises RequestError for a schema that is wrong, too large or can't be satisfied.
     """
     text, left_out = _document(structure.schema)
-    return Grammar(text, may_call=tools is not None), _notice(left_out)
+    if tools is None:
+        return Grammar(text), _notice(left_out)
+    if protocol is None or not can_hold_calls(protocol):
+        return Grammar(text, may_call=True), _notice(left_out)
+    calls, notice = calls_grammar(tools, protocol)
+    return Grammar(text, may_call=True, calls=calls.text), _notice(left_out) or notice
 
 
 def calls_grammar(tools: Tools, protocol: TextProtocol) -> tuple[Grammar, Notice | None]:
@@ -71,7 +80,8 @@ def calls_grammar(tools: Tools, protocol: TextProtocol) -> tuple[Grammar, Notice
             hint="ask with tool_choice auto",
         )
     markers = protocol.call or ("", "")
-    text, left_out = _calls(_said(tools), tools.is_parallel, syntax, markers, protocol.are_ids)
+    said = _said(_held(tools))
+    text, left_out = _calls(said, tools.is_parallel, syntax, markers, protocol.are_ids)
     return Grammar(text, is_call=True, is_optional=not tools.is_required), _notice(left_out)
 
 
@@ -80,7 +90,7 @@ def check(structure: Structure | None, tools: Tools | None) -> None:
     if structure is not None:
         _document(structure.schema)
     if tools is not None and (tools.is_required or tools.is_strict):
-        _plain_tools(_said(tools))
+        _plain_tools(_said(_held(tools)))
 
 
 def _notice(left_out: Sequence[str]) -> Notice | None:
@@ -101,6 +111,18 @@ def _document(schema: str) -> tuple[str, tuple[str, ...]]:
 
 def _with_options(schema: Plain) -> Plain:
     return {**schema, "x-guidance": JSON_OPTIONS}
+
+
+def _held(tools: Tools) -> Tools:
+    """The tools with what calls are held to: where none must come, the strict ones' schemas."""
+    if tools.is_required:
+        return tools
+    return replace(tools, offered=tuple(map(_loosened, tools.offered)))
+
+
+def _loosened(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool["function"]
+    return tool if function.get("strict") else {"function": {**function, "parameters": ANY_OBJECT}}
 
 
 def _said(tools: Tools) -> str:
@@ -180,7 +202,8 @@ def _gemma_calls(
         text, left_out = calls(named, is_parallel, Signs())
     except Unsayable as problem:
         param = next((p for p, name, _ in tools if str(problem).startswith(f"{name}:")), "tools")
-        raise refusal(param, str(problem), "ask with tool_choice auto") from problem
+        hint = "ask with tool_choice auto and without strict"
+        raise refusal(param, str(problem), hint) from problem
     _try(LLMatcher.grammar_from_lark(tried), tools[0][0] if len(tools) == 1 else "tools")
     return LLMatcher.grammar_from_lark(text), left_out
 

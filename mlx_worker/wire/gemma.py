@@ -167,9 +167,11 @@ class GemmaReader(ChannelReader):
         self._told.think(held)
 
     def _end(self) -> None:
-        """A call that never closed stays as it is; without its brace it is none."""
+        """A call that never closed stays as it is; without its brace it is nothing."""
         if self._mode != "call":
             self._leave()
+        elif not self._is_bare and HEAD_BEGUN.fullmatch(self._held):
+            self._held = ""  # the beginning of a call is no content, though no call came of it
         elif self._held:
             self._say_held()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from mlx_worker.errors import InvalidParameter, RequestError, shown
-from mlx_worker.records import LOCAL, Call, Speculation, Structure
+from mlx_worker.records import LOCAL, Call, Speculation
 from mlx_worker.wire.body import read_json
 from mlx_worker.wire.fields import (
     Reader,
@@ -34,7 +34,7 @@ from mlx_worker.wire.fields import (
 )
 from mlx_worker.wire.messages import NOT_YET, messages
 from mlx_worker.wire.structure import response_format
-from mlx_worker.wire.tools import chosen_tools, must_call, tool_choice, tools
+from mlx_worker.wire.tools import chosen_tools, tool_choice, tools
 
 # The engine's limits, which a test compares. Temperatures above OpenAI's 2 are served.
 LEAST_TEMPERATURE = 1e-6
@@ -57,7 +57,9 @@ SAMPLING = (
     "logit_bias",
     "seed",
 )
-THINKS = {"none": False, "minimal": False, "low": True, "medium": True, "high": True}
+THINKS = {"none": False, "minimal": False} | dict.fromkeys(
+    ("low", "medium", "high", "xhigh", "max"), True
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def parse_chat(body: bytes, id: str, scope: str = LOCAL) -> Asked:
         messages=given["messages"],
         logprobs=_chat_logprobs(given),
         enable_thinking=_thinks(given),
-        structure=_structure(given),
+        structure=given.get("response_format"),
         tools=chosen_tools(given),
     )
 
@@ -140,14 +142,6 @@ def _chat_logprobs(given: Mapping[str, Any]) -> int | None:
         limit = "0 without logprobs"
         raise InvalidParameter("top_logprobs", n_rivals, limit, hint="set logprobs to true")
     return None
-
-
-def _structure(given: Mapping[str, Any]) -> Structure | None:
-    structure: Structure | None = given.get("response_format")
-    if structure and must_call(given):
-        limit = f"text beside tool_choice {shown(given['tool_choice'])}"
-        raise InvalidParameter("response_format", structure.name, limit, "send one of them")
-    return structure
 
 
 def _thinks(given: Mapping[str, Any]) -> bool:
@@ -245,6 +239,8 @@ CHAT_KEYS: Mapping[str, Reader] = {
     "parallel_tool_calls": flag,
     "functions": replaced("tools"),
     "function_call": replaced("tool_choice"),
+    "guided_json": replaced("response_format"),
+    "structured_outputs": replaced("response_format"),
     "reasoning_effort": word(*THINKS),
     "enable_thinking": flag,
     "chat_template_kwargs": record({"enable_thinking": flag}),

@@ -15,7 +15,6 @@ from mlx_worker.wire.fields import (
     flag,
     items,
     listed,
-    missing,
     name,
     only,
     record,
@@ -96,10 +95,12 @@ def _tool(path: str, value: Any) -> dict[str, Any]:
 
 
 def _parameters(path: str, value: Any) -> dict[str, Any]:
-    """A schema of the object that a call's arguments are."""
+    """A schema of the object that a call's arguments are; that it is one need not be said."""
     schema = document(path, value)
+    if not schema:
+        return {"type": "object", "properties": {}}
     if schema.get("type") is None:
-        raise missing(path, "type", hint='send {"type": "object", …}, or no parameters')
+        return {"type": "object", **{key: item for key, item in schema.items() if key != "type"}}
     only("object", shown("object"))(f"{path}.type", schema["type"])
     return schema
 

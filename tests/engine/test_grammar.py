@@ -39,9 +39,11 @@ def constraint_of(grammar: Grammar, **options: Any) -> Constraint:
 
 
 ONE_TOOL = Tools(({"type": "function", "function": {"name": "f", "parameters": POINT}},))
-MAY_CALL = grammar_of(POINT, ONE_TOOL)
+STRICT_TOOL = Tools(({"function": {"name": "f", "parameters": POINT, "strict": True}},))
+MAY_CALL = grammar_of(POINT, ONE_TOOL)  # of a family whose calls can't be held
+HELD_MAY_CALL = structure_grammar(Structure(json.dumps(POINT)), STRICT_TOOL, GEMMA)[0]
 MUST_CALL = calls_grammar(replace(ONE_TOOL, is_required=True), GEMMA)[0]
-HELD_CALLS = calls_grammar(ONE_TOOL, GEMMA)[0]  # if any come
+HELD_CALLS = calls_grammar(STRICT_TOOL, GEMMA)[0]  # if any come
 
 # Every place a reply can be at: how its constraint begins, and what it has written.
 PLACES: dict[str, tuple[Grammar, dict[str, Any], list[int]]] = {
@@ -56,12 +58,18 @@ PLACES: dict[str, tuple[Grammar, dict[str, Any], list[int]]] = {
     "may call": (MAY_CALL, {"may_think": True}, []),
     "thought, may call": (MAY_CALL, {"is_thinking": True}, [THOUGHT]),
     "calls": (MAY_CALL, {}, [CALL, 300]),
+    "may call, held": (HELD_MAY_CALL, {"may_think": True}, []),
+    "calls, held": (HELD_MAY_CALL, {"is_thinking": True}, [THOUGHT, CALL]),
+    "within, held": (HELD_MAY_CALL, {}, encoded('{"x": 1')),
     "must call": (MUST_CALL, {}, [CALL]),
     "must call, may think": (MUST_CALL, {"may_think": True}, []),
     "says": (HELD_CALLS, {}, [300]),
     "thinks, may call": (HELD_CALLS, {}, [300, THINK, 301]),
     "calls by itself": (HELD_CALLS, {"is_thinking": True}, [300, THOUGHT, 301, CALL]),
 }
+
+
+FORCING = ("within", "within, held", "must call", "calls, held", "calls by itself")
 
 
 def at(place: str) -> Constraint:
@@ -173,6 +181,8 @@ def test_only_an_end_follows_a_document_that_is_over():
         ("thought", False),
         ("calls", True),
         ("must call", False),
+        ("calls, held", False),
+        ("within, held", False),
         ("says", True),
         ("thinks, may call", False),
         ("calls by itself", False),
@@ -268,9 +278,7 @@ def test_a_forced_run_is_what_the_schema_leaves_no_choice_about():
     assert constraint.rows(ids)[0] == len(ids)
 
 
-@pytest.mark.parametrize(
-    "place", [p for p in PLACES if p not in ("within", "must call", "calls by itself")]
-)
+@pytest.mark.parametrize("place", [p for p in PLACES if p not in FORCING])
 def test_nothing_is_forced_where_there_is_a_choice(place: str):
     """Not before a document that thinking may precede, not while it is free, never an end."""
     ids = at(place).forced(8)
@@ -310,7 +318,7 @@ def test_a_control_token_of_another_model_is_refused():
     """A grammar of calls needs their markers among the tokens."""
     tables = GrammarTables(bytes_tokenizer(), 300, {0})
     with pytest.raises(RequestError, match="special token"):
-        tables.matcher(MUST_CALL)
+        tables.matcher(MUST_CALL.text)
 
 
 def test_a_tokenizer_that_can_not_be_read_is_told():
@@ -339,11 +347,11 @@ def test_compiled_grammars_are_bounded():
     """The least recently used goes first."""
     tables = GrammarTables(demo_tokenizer(), DEMO_VOCAB, DEMO_EOS, GEMMA)
     grammars = [grammar_of({"const": n}) for n in range(40)]
-    tables.matcher(grammars[0])
+    tables.matcher(grammars[0].text)
     first = tables._compiled[grammars[0].text]
     for grammar in grammars:
-        tables.matcher(grammars[0])
-        tables.matcher(grammar)
+        tables.matcher(grammars[0].text)
+        tables.matcher(grammar.text)
     assert len(tables._compiled) == 32
     assert tables._compiled[grammars[0].text] is first
     assert grammars[1].text not in tables._compiled

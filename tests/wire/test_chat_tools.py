@@ -113,11 +113,6 @@ BAD_TOOLS: list[tuple[Json, str, str]] = [
     ({"tools": [tool(params={})]}, f"{F}.params", "hint: did you mean parameters?"),
     ({"tools": [tool(parameters=[])]}, f"{F}.parameters", "[], must be an object"),
     (
-        {"tools": [tool(parameters={})]},
-        f"{F}.parameters.type",
-        'missing. hint: send {"type": "object", …}, or no parameters',
-    ),
-    (
         {"tools": [tool(parameters={"type": "string"})]},
         f"{F}.parameters.type",
         "'string', must be 'object'",
@@ -213,16 +208,6 @@ BAD_FORMATS: list[tuple[Json, str, str]] = [
         schema({"a": "é" * 2**17}),
         f"{J}.schema",
         "'262,152 bytes', must be at most 262,144",
-    ),
-    (
-        {"tools": [tool()], "tool_choice": "required", **schema({})},
-        "response_format",
-        "'form', must be text beside tool_choice 'required'. hint: send one of them",
-    ),
-    (
-        {"tools": [tool()], "tool_choice": named(), "response_format": {"type": "json_object"}},
-        "response_format",
-        "'json_object', must be text beside tool_choice {",
     ),
 ]
 
@@ -378,3 +363,39 @@ def test_any_tools_and_formats_are_read_or_refused(given: Json):
     else:
         json.dumps(call.tools.offered if call.tools else (), allow_nan=False)
         json.loads(call.structure.schema if call.structure else "{}")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, {"type": "object", "properties": {}}),
+        ({"$ref": "#/$defs/a"}, {"type": "object", "$ref": "#/$defs/a"}),
+        ({"type": None, "anyOf": []}, {"type": "object", "anyOf": []}),
+    ],
+)
+def test_parameters_need_not_say_that_they_are_an_object(parameters: Json, expected: Json):
+    """Generators of schemas leave it out; nothing at all is a function that takes nothing."""
+    found = chat(tools=[tool(parameters=parameters)]).call.tools
+    assert found is not None
+    assert found.offered[0]["function"]["parameters"] == expected
+
+
+def test_a_form_may_stand_beside_a_call_that_must_come():
+    """Agents send both; the call is what comes, so the form has nothing to hold."""
+    call = chat(tools=[tool()], tool_choice="required", **schema({"type": "object"})).call
+    assert call.tools is not None
+    assert call.tools.is_required
+    assert call.structure is not None
+
+
+@pytest.mark.parametrize("key", ["guided_json", "structured_outputs"])
+def test_other_servers_names_of_the_form_lead_to_ours(key: str):
+    """They would change the text, so they are not ignored."""
+    error = refused(chat, **{key: {"type": "object"}})
+    assert "response_format" in str(error)
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "high", "xhigh", "max"])
+def test_every_effort_but_the_least_thinks(effort: str):
+    """The client's own type has them all."""
+    assert chat(reasoning_effort=effort).call.enable_thinking

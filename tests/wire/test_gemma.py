@@ -301,9 +301,20 @@ def test_arguments_that_the_end_cuts_stay_cut(text: str, json_text: str):
     assert parsed("call:f" + text).calls == [("f", json_text)]
 
 
-def test_a_name_that_the_end_cuts_is_no_call():
-    """It might have become another tool's."""
-    assert parsed("<|tool_call>call:pay") == Read("call:pay")
+@pytest.mark.parametrize("begun", ["", "c", "call", "call:", "call:pay", "call: pay "])
+def test_a_call_that_the_end_cuts_before_its_brace_is_nothing(begun: str):
+    """Its name might have become another tool's, and its beginning is no content."""
+    assert parsed("<|tool_call>" + begun) == Read("")
+
+
+def test_what_is_no_call_is_content_at_the_end_too():
+    """Only what could have become one is left out."""
+    assert parsed("<|tool_call>cold") == Read("cold")
+
+
+def test_a_bare_name_that_the_end_cuts_is_content():
+    """Nothing says that it was to be a call."""
+    assert parsed("call:pay") == Read("call:pay")
 
 
 @pytest.mark.parametrize(

@@ -344,7 +344,9 @@ BAD_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "False, must be true beside reasoning_effort 'low'. hint: send one of them",
     ),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "'no', must be true or false"),
-    ({"reasoning_effort": "max"}, "reasoning_effort", "'max', must be one of none, minimal"),
+    ({"reasoning_effort": "most"}, "reasoning_effort", "'most', must be one of none, minimal"),
+    ({"guided_json": {}}, "guided_json", "replaced by response_format. hint: send response_format"),
+    ({"structured_outputs": {}}, "structured_outputs", "replaced by response_format"),
     ({"enable_thinking": "yes"}, "enable_thinking", "'yes', must be true or false"),
     (
         {"enable_thinking": False, "reasoning_effort": "high"},
@@ -400,7 +402,8 @@ def test_every_parameter_is_in_a_table_of_good_and_of_bad_values():
     good = [given for given, _ in CALL_FIELDS + SAMPLING] + NO_EFFECT + CHAT_NO_EFFECT
     bad = [given for given, _, _ in BAD_IN_BOTH + BAD_IN_CHAT + BAD_IN_COMPLETION]
     elsewhere = {"messages", "prompt", "stream", "prompt_cache_key", "echo", "suffix", "best_of"}
-    elsewhere |= {"functions", "function_call"}  # have no good value
+    # These have no good value.
+    elsewhere |= {"functions", "function_call", "guided_json", "structured_outputs"}
     known = set(openai.CHAT_KEYS) | set(openai.COMPLETION_KEYS)
     assert known - elsewhere - {key for given in good for key in given} == set()
     assert known - set(SAMPLING_LIMITS) - {key for given in bad for key in given} == set()
