@@ -30,8 +30,9 @@ class ChatEncoder:
         tokens = _control_tokens(tokenizer)
         # The template finds past thinking by its markers, so these must reach it whole.
         thinking = f"{tokenizer.think_start} {tokenizer.think_end}"
+        kept = [re.escape(token) for token in tokens if token in thinking]
+        self._thinking = re.compile(f"({'|'.join(kept)})") if kept else None
         self._cutter = TokenCutter(tokens)
-        self._reply_cutter = TokenCutter([token for token in tokens if token not in thinking])
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[int, ...]:
         """Prompt ids with the reply's turn opened; options (tools, …) are the template's.
@@ -68,8 +69,17 @@ class ChatEncoder:
         safe = self._cutter.cut(message, mark)
         content = message.get("content")
         if message.get("role") in ("assistant", "model") and isinstance(content, str):
-            safe["content"] = self._reply_cutter.cut(content, mark)
+            safe["content"] = self._safe_reply(content, mark)
         return safe
+
+    def _safe_reply(self, text: str, mark: str) -> str:
+        """Past thinking keeps its markers. What the template joins, once it took them out, must be
+        no token either, so all else is cut wherever one could begin."""
+        pieces = self._thinking.split(text) if self._thinking else [text]
+        if len(pieces) == 1:
+            return self._cutter.cut(text, mark)
+        pieces[::2] = [self._cutter.cut_starts(piece, mark) for piece in pieces[::2]]
+        return "".join(pieces)
 
     def _rendered(self, messages: list[Any], options: Mapping[str, Any]) -> str:
         if not self._tokenizer.has_chat_template:
@@ -114,6 +124,10 @@ class TokenCutter:
         if isinstance(value, list | tuple):
             return [self.cut(item, mark) for item in value]
         return value
+
+    def cut_starts(self, text: str, mark: str) -> str:
+        """The text with `mark` after every character that a token could begin with."""
+        return self._starts.sub(lambda start: start[0] + mark, text) if self._starts else text
 
     def _cut_text(self, text: str, mark: str) -> str:
         if self._starts is None:
