@@ -66,6 +66,7 @@ def request_of(
         grammar=grammar,
         reads_markers=call.messages is not None,
         may_think=call.enable_thinking and protocol.thinking is not None,
+        may_call=call.tools is not None,
         max_calls=1 if call.tools is not None and not call.tools.is_parallel else None,
     )
     return request, notice or undrafted(model, call, is_off)

@@ -139,6 +139,7 @@ class GenerationRequest:
     reads_markers  its text is read by its markers: stop strings count in its content alone, and
                  what is thinking is counted
     may_think    the reply may open its thinking before the grammar holds
+    may_call     tools were offered, so that the marker of a call opens one
     max_calls    tool calls after which it ends; None: its own end does
     """
 
@@ -154,6 +155,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     reads_markers: bool = False
     may_think: bool = False
+    may_call: bool = False
     max_calls: int | None = None
 
 

@@ -4,7 +4,7 @@ Owns when the grammar holds: not while the reply thinks, and no more once it cal
 Leaves compiled grammars and masks to grammar.py, picking to sample.py. Engine thread only.
 
     before    nothing is written: the grammar, or the marker that opens thinking or a tool call
-    thinking  anything, until the marker that closes it
+    thinking  anything, until the marker that closes it, or opens a tool call where one may come
     content   the grammar from its beginning, or the marker that opens a tool call
     watching  anything; from a marker that opens a tool call on, the grammar
     active    the grammar
@@ -56,6 +56,7 @@ class Constraint:
         self._think_open = think_open if may_open else None
         self._think_close = think_close
         self._call_open = call_open if grammar.may_call or grammar.is_optional else None
+        self._opens_call = call_open if grammar.is_call else self._call_open  # in thinking, too
         self._ended_whole = False
         self._unheld: Place = "watching" if grammar.is_optional else "content"
         self._place: Place = self._unheld
@@ -146,6 +147,8 @@ class Constraint:
     def _next_place(self, place: Place, id: int) -> Place:
         if place == "thinking" and id == self._think_close:
             return self._unheld
+        if place == "thinking" and id == self._opens_call:
+            return self._next_place(self._unheld, id)
         if place in ("before", "watching") and id == self._think_open:
             return "thinking"
         if place in ("before", "content") and id == self._call_open:

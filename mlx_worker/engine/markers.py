@@ -6,7 +6,7 @@ thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -16,9 +16,9 @@ from mlx_worker.records import TextProtocol
 GEMMA4_THINKING = ("<|channel>", "<channel|>")
 GEMMA4_CALL = ("<|tool_call>", "<tool_call|>")
 # Some are written by the template alone, and not all are marked as special in every tokenizer.
+QUOTE, RESPONSE = '<|"|>', "<|tool_response>"
 GEMMA4_OTHERS = (
-    "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_response>", "<tool_response|>",
-    "<|think|>", '<|"|>',
+    "<|turn>", "<turn|>", "<|tool>", "<tool|>", RESPONSE, "<tool_response|>", "<|think|>", QUOTE,
 )  # fmt: skip
 
 Kind = Literal["content", "thinking", "call", "control"]
@@ -58,6 +58,8 @@ class Markers:
     """The ids of a protocol's control tokens; none where they aren't ids of their own.
 
     texts  id → what it reads as, of every control token
+    quote, response  in a call: what delimits its strings; what a tool's answer opens with
+    others_end_calls  outside a call's strings every other marker ends it, as in Gemma 4
     """
 
     texts: dict[int, str]
@@ -65,6 +67,14 @@ class Markers:
     think_close: int | None = None
     call_open: int | None = None
     call_close: int | None = None
+    quote: int | None = None
+    response: int | None = None
+    others_end_calls: bool = False
+
+    @property
+    def without_calls(self) -> "Markers":
+        """For replies to which no tool was offered: a call's marker is one like any other."""
+        return replace(self, call_open=None, call_close=None)
 
 
 def markers_of(protocol: TextProtocol, tokenizer: TokenizerWrapper) -> Markers:
@@ -73,8 +83,11 @@ def markers_of(protocol: TextProtocol, tokenizer: TokenizerWrapper) -> Markers:
     vocabulary = tokenizer.get_vocab()
     thinking, call = protocol.thinking or ("", ""), protocol.call or ("", "")
     every = (*thinking, *call, *protocol.others)
-    ids = [vocabulary.get(text) for text in (*thinking, *call)]
-    return Markers({vocabulary[text]: text for text in every if text in vocabulary}, *ids)
+    is_gemma = protocol.family == "gemma4"
+    inside = (QUOTE, RESPONSE) if is_gemma else ("", "")
+    ids = [vocabulary.get(text) for text in (*thinking, *call, *inside)]
+    texts = {vocabulary[text]: text for text in every if text in vocabulary}
+    return Markers(texts, *ids, others_end_calls=is_gemma)
 
 
 def opening(prompt_ids: Sequence[int], markers: Markers) -> tuple[int, ...]:
@@ -94,13 +107,13 @@ class Follower:
 
     is_thinking, is_calling  where the next id is, should it be no marker; else it is content
     n_thinking  ids that were thinking so far, markers included
-    n_calls     tool calls that were closed
+    n_calls     tool calls that anything ended
     """
 
     def __init__(self, markers: Markers, is_thinking: bool = False) -> None:
         self._markers = markers
         self.is_thinking = is_thinking
-        self.is_calling = False
+        self.is_calling = self._is_string = False
         self.n_thinking = self.n_calls = 0
 
     @property
@@ -117,17 +130,31 @@ class Follower:
         markers = self._markers
         if id not in markers.texts:
             return "thinking" if self.is_thinking else "call" if self.is_calling else "content"
-        if id == markers.think_open or (self.is_thinking and id != markers.think_close):
-            self.is_thinking, self.is_calling = True, False
-            return "thinking"
+        if id == markers.call_open:  # in thinking too: a model may forget to close that
+            self._end_call()
+            self.is_thinking, self.is_calling = False, True
+            return "call"
+        if self.is_calling and self._is_of_call(id):
+            return "call"
+        self._end_call()
+        if id == markers.think_open:
+            self.is_thinking = True
+        is_thinking = self.is_thinking
         if id == markers.think_close:
-            was_thinking, self.is_thinking = self.is_thinking, False
-            return "thinking" if was_thinking else "control"
-        if id == markers.call_open:
-            self.is_calling = True
-            return "call"
+            self.is_thinking = False
+        return "thinking" if is_thinking else "control"
+
+    def _is_of_call(self, id: int) -> bool:
+        """Whether a marker is part of the call that is open; its end is."""
+        markers = self._markers
         if id == markers.call_close:
-            self.n_calls += self.is_calling
-            self.is_calling = False
-            return "call"
-        return "call" if self.is_calling else "control"
+            self._end_call()
+            return True
+        if id == markers.quote:
+            self._is_string = not self._is_string
+            return True
+        return id != markers.response and (self._is_string or not markers.others_end_calls)
+
+    def _end_call(self) -> None:
+        self.n_calls += self.is_calling
+        self.is_calling = self._is_string = False

@@ -79,7 +79,8 @@ class Session:
         own = partial(self._begun, (scope, DRAFT))
         self.drafter = pair.drafter(self.timelines, self._sampler, own) if may_draft else None
         self._constraint = pair.constraint(request)
-        markers = pair.markers if request.reads_markers else Markers({})
+        markers = pair.markers if request.may_call else pair.markers.without_calls
+        markers = markers if request.reads_markers else Markers({})
         is_thinking = bool(opening(prompt, markers))
         self._text = ReplyText(pair.tokenizer, request.stop, markers, is_thinking)
         self._kinds: list[Kind] = []  # of the ids that _keep kept last
@@ -329,6 +330,17 @@ class Session:
         usage = Usage(len(self._request.prompt_ids), self._n_ids, self._n_reused, n_thinking)
         return Done(self._finish, usage, timing, self._notice())
 
+    @property
+    def _is_cut(self) -> bool:
+        """Whether it ended inside a call, or before what its grammar asks for was whole."""
+        if self._finish == "length" and self._text.follower.is_calling:
+            return True
+        constraint, grammar = self._constraint, self._request.grammar
+        if constraint is None or grammar is None:
+            return False
+        # A stop text in a document took away a part of it, however whole that was.
+        return not constraint.is_complete or (self._text.is_hit and not grammar.is_call)
+
     def _notice(self) -> Notice | None:
         """What the reply's end cut off."""
         if self._finish == "length" and self._text.follower.is_thinking:
@@ -336,8 +348,7 @@ class Session:
                 f"max_tokens ({self._request.max_tokens:,}) ended the reply while the model was "
                 "still thinking; hint: raise it, or set reasoning_effort to none"
             )
-        is_cut = self._finish == "length" and self._text.follower.is_calling
-        if is_cut or (self._constraint is not None and not self._constraint.is_complete):
+        if self._is_cut:
             who = "a stop text" if self._text.is_hit else "the model"
             what = "max_tokens" if self._finish == "length" else who
             return "truncated_during_structured_output", (

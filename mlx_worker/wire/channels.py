@@ -19,11 +19,13 @@ Mode = Literal["content", "thinking", "call", "ignored"]
 class Told:
     """The parts of one reply, as they become certain.
 
-    may_call  calls may come, so white space waits until it is known to be between visible texts
+    may_call   calls may come, so white space waits until it is known to be between visible texts
+    max_calls  further ones are dropped; None: there may be any number
     """
 
-    def __init__(self, may_call: bool) -> None:
+    def __init__(self, may_call: bool, max_calls: int | None = None) -> None:
         self._may_call = may_call
+        self._max_calls = max_calls
         self._parts: list[Part] = []
         self._n_calls = 0
         self._kept: list[str] = []  # white space after content that a call followed
@@ -65,13 +67,18 @@ class Told:
         if self._is_visible:
             self._kept += self._space
         self._space, self._is_visible, self._after_thinking = [], False, False
-        self._parts.append(CallOpened(self._n_calls, name))
         self._n_calls += 1
+        if not self._is_surplus:
+            self._parts.append(CallOpened(self._n_calls - 1, name))
 
     def argue(self, json: str) -> None:
         """A further piece of the last call's arguments."""
-        if json:
+        if json and not self._is_surplus:
             self._parts.append(CallArguments(self._n_calls - 1, json))
+
+    @property
+    def _is_surplus(self) -> bool:
+        return self._max_calls is not None and self._n_calls > self._max_calls
 
     def take(self) -> list[Part]:
         """What is new."""
@@ -102,7 +109,7 @@ class ChannelReader(ABC):
         self._thinking = protocol.thinking or ("", "")
         self._call = protocol.call or ("", "")
         self._can_call = tools is not None and bool(self._call[0])
-        self._told = Told(self._can_call)
+        self._told = Told(self._can_call, None if tools is None or tools.is_parallel else 1)
         self._mode: Mode = "content"
         self._splitter = Splitter(
             (*self._thinking, *self._call, *protocol.others, *further_markers)
@@ -118,9 +125,12 @@ class ChannelReader(ABC):
         self._read(self._splitter.split(text, marks))
         return self._told.take()
 
-    def finish(self) -> list[Part]:
+    def finish(self, is_cut: bool = True) -> list[Part]:
         self._read(self._splitter.finish())
-        self._end()
+        if is_cut:
+            self._cut()
+        else:
+            self._leave()
         return self._told.finish()
 
     def _read(self, items: Iterator[Item]) -> None:
@@ -179,6 +189,6 @@ class ChannelReader(ABC):
     def _leave(self) -> None:
         """The mode ends: tell what it held back."""
 
-    def _end(self) -> None:
-        """The reply ends: tell what its mode held back."""
+    def _cut(self) -> None:
+        """The reply was cut off: tell what its mode held back."""
         self._leave()

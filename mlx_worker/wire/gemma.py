@@ -5,7 +5,7 @@ Owns where a channel's header and a call's name end, and calls that come without
 Leaves arguments to gemma_arguments.py and white space to channels.py. Pure; any thread.
 
 What a marker ends, it ends whole: a call of which a part is missing becomes one that JSON can read.
-Only where the reply itself ends inside a call its arguments stay as they are.
+Only where the reply is cut off inside a call its arguments stay as they are.
 """
 
 import re
@@ -30,7 +30,10 @@ class GemmaReader(ChannelReader):
 
     def __init__(self, protocol: TextProtocol, tools: Tools | None) -> None:
         super().__init__(protocol, tools, (QUOTE, RESPONSE))
-        self._bare_heads = [f"call:{name}{{" for name in tools.names] if tools else []
+        # A strict tool's call is held to its schema from its marker on; without one it is none.
+        loose = [tool["function"] for tool in tools.offered] if tools else []
+        loose = [function["name"] for function in loose if not function.get("strict")]
+        self._bare_heads = [f"call:{name}{{" for name in loose]
         self._max_bare_head = max(map(len, self._bare_heads), default=0)
         self._may_call = bool(self._bare_heads)  # a call without markers may begin here
         self._held = ""  # the part of a header or head that has come
@@ -166,7 +169,7 @@ class GemmaReader(ChannelReader):
         held, self._held = self._held, ""
         self._told.think(held)
 
-    def _end(self) -> None:
+    def _cut(self) -> None:
         """A call that never closed stays as it is; without its brace it is nothing."""
         if self._mode != "call":
             self._leave()

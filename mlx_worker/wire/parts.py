@@ -47,9 +47,10 @@ class ReplyParser(Protocol):
 
     push    the parts that this text completes. marks: where in it a control token begins; None:
             wherever one is spelled, and what may become one is held back
-    finish  what was held back, once the reply has ended
+    finish  what was held back, once the reply has ended. is_cut: not by itself, so that a call
+            which is open then is not whole
     """
 
     def push(self, text: str, marks: Sequence[int] | None = None) -> list[Part]: ...
 
-    def finish(self) -> list[Part]: ...
+    def finish(self, is_cut: bool = True) -> list[Part]: ...

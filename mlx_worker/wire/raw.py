@@ -9,5 +9,5 @@ class Raw:
     def push(self, text: str, marks: Sequence[int] | None = None) -> list[Part]:
         return [Content(text)] if text else []
 
-    def finish(self) -> list[Part]:
+    def finish(self, is_cut: bool = True) -> list[Part]:
         return []

@@ -99,8 +99,8 @@ class Choice:
             case Text() as text:
                 self._say(self._parser.push(text.text, text.marks if self._are_ids else None))
                 self._score(text.logprobs or (), event.tokens)
-            case Done():
-                self._say(self._parser.finish())
+            case Done() as done:
+                self._say(self._parser.finish(done.finish_reason == "length"))
             case _:
                 pass
 

@@ -65,11 +65,23 @@ PLACES: dict[str, tuple[Grammar, dict[str, Any], list[int]]] = {
     "must call, may think": (MUST_CALL, {"may_think": True}, []),
     "says": (HELD_CALLS, {}, [300]),
     "thinks, may call": (HELD_CALLS, {}, [300, THINK, 301]),
+    "calls in its thinking": (HELD_CALLS, {"is_thinking": True}, [300, CALL]),
+    "must call in its thinking": (MUST_CALL, {"is_thinking": True}, [300, CALL]),
+    "held, in its thinking": (HELD_MAY_CALL, {"may_think": True}, [THINK, 300, CALL]),
     "calls by itself": (HELD_CALLS, {"is_thinking": True}, [300, THOUGHT, 301, CALL]),
 }
 
 
-FORCING = ("within", "within, held", "must call", "calls, held", "calls by itself")
+FORCING = (
+    "calls in its thinking",
+    "must call in its thinking",
+    "held, in its thinking",
+    "within",
+    "within, held",
+    "must call",
+    "calls, held",
+    "calls by itself",
+)
 
 
 def at(place: str) -> Constraint:
@@ -248,9 +260,10 @@ def test_a_call_in_a_documents_place_is_free_to_its_end():
 
 
 def test_a_call_that_comes_by_itself_is_held_from_its_marker_on():
-    """Anything before it is free, and a marker in thinking is none."""
+    """Anything before it is free, thinking too, in which it may come as well."""
     constraint = constraint_of(HELD_CALLS)
-    assert constraint.rows([300, THINK, CALL, 301, THOUGHT, 302]) == (6, None)
+    assert constraint.rows([300, THINK, 301, THOUGHT, 302]) == (5, None)
+    assert constraint.rows([300, THINK, 301, CALL, 300])[0] == 4
     n, bits = constraint.rows([300, CALL, 300])
     assert n == 2
     assert bits is not None

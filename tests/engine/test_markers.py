@@ -105,14 +105,46 @@ def test_markers_that_are_no_ids_are_looked_for_in_the_text():
         ([9, 1, 9, 2, 10], ["call"] * 5),
         ([11, 1], ["control", "content"]),
         ([9, 11, 10], ["call", "call", "call"]),
-        ([7, 9, 11, 8], ["thinking"] * 4),
+        ([7, 11, 8, 1], ["thinking"] * 3 + ["content"]),
+        ([7, 9, 11, 8], ["thinking", "call", "call", "call"]),
         ([8, 1], ["control", "content"]),
-        ([9, 1, 7, 2, 8, 3], ["call", "call", "thinking", "thinking", "thinking", "content"]),
+        ([9, 1, 7, 2, 8, 3], ["call"] * 6),
     ],
 )
 def test_every_id_is_part_of_something(ids: list[int], expected: list[str]):
     """Markers belong to what they mark."""
     assert kinds(ids) == expected
+
+
+GEMMA = Markers({**MARKERS.texts, 12: "'", 13: "<r>"}, 7, 8, 9, 10, 12, 13, others_end_calls=True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected", "n_calls"),
+    [
+        ([9, 1, 11, 2], ["call", "call", "control", "content"], 1),
+        ([9, 1, 7, 2, 8, 3], ["call", "call", "thinking", "thinking", "thinking", "content"], 1),
+        ([9, 12, 7, 11, 8, 12, 10, 1], ["call"] * 7 + ["content"], 1),
+        ([9, 12, 1, 10, 2], ["call"] * 4 + ["content"], 1),
+        ([9, 12, 1, 13, 2], ["call"] * 3 + ["control", "content"], 1),
+        ([9, 1, 9, 2, 10], ["call"] * 5, 2),
+    ],
+)
+def test_gemmas_calls_end_at_any_marker_but_in_their_strings(
+    ids: list[int], expected: list[str], n_calls: int
+):
+    """As wire/gemma.py reads them: stops and counts must not differ from what a client sees."""
+    follower = Follower(GEMMA)
+    assert [follower.kind(id) for id in ids] == expected
+    assert follower.n_calls == n_calls
+
+
+def test_where_no_tool_was_offered_a_calls_marker_opens_nothing():
+    """What follows it is content, and in thinking it is thinking."""
+    follower = Follower(MARKERS.without_calls)
+    ids = [9, 1, 10, 7, 9, 8, 2]
+    expected = ["control", "content", "control", "thinking", "thinking", "thinking", "content"]
+    assert [follower.kind(id) for id in ids] == expected
 
 
 def test_a_reply_may_begin_inside_its_thinking():

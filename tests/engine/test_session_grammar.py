@@ -292,3 +292,12 @@ def with_strict_tool(demo: LoadedPair, text: str, speculation: str) -> Written:
     prompt = prompt_of(demo, text, tools=tools.offered)
     held = {"grammar": grammar, "reads_markers": True}
     return write(demo, prompt, 60, **held, speculation=speculation, depth=4)
+
+
+def test_a_stop_text_that_takes_the_documents_end_says_so(demo: LoadedPair):
+    """What is left of it doesn't parse, though the model had finished."""
+    prompt = prompt_of(demo, "Write JSON for a person named Ada, age 36, city Paris.")
+    reply = write(demo, prompt, 100, grammar=held_to(PERSON), stop=("}",))
+    assert reply.done.finish_reason == "stop"
+    assert reply.done.notice is not None
+    assert reply.done.notice[0] == "truncated_during_structured_output"

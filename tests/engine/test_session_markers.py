@@ -27,7 +27,7 @@ def thought(demo: LoadedPair, max_tokens: int = 200, **request: Any) -> Written:
 
 def called(demo: LoadedPair, **request: Any) -> Written:
     prompt = prompt_of(demo, "Wake me in 25 minutes.", tools=[TOOLS["start_timer"]])
-    return write(demo, prompt, 200, **{"reads_markers": True, **request})
+    return write(demo, prompt, 200, **{"reads_markers": True, "may_call": True, **request})
 
 
 @pytest.mark.parametrize("speculation", ["off", "on"])

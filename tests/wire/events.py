@@ -91,7 +91,7 @@ class Marked:
             for part in (self._turned(character) if i in places else self._read(character))
         ]
 
-    def finish(self) -> list[Part]:
+    def finish(self, is_cut: bool = True) -> list[Part]:
         """A call that was not named yet is only text."""
         return [Content(self._name)] if self._inside == "‹" else []
 

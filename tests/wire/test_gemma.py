@@ -4,6 +4,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.wire.gemma_replies import (
     Reply,
     marked_reply,
     parsed,
+    read,
     spelled_reply,
     tools,
 )
@@ -644,3 +646,34 @@ def test_a_million_letters_are_read_one_by_one_in_seconds():
         parser.push(letter)
     assert parser.finish() == [Content(" " * LETTERS)]
     assert time.process_time() - start < 30
+
+
+def test_a_call_that_the_reply_itself_ends_is_whole():
+    """The model was done with it, and forgot a brace."""
+    parser = reply_parser(GEMMA, "", TOOLS)
+    parts = [*parser.push("<|tool_call>call:f{n:1"), *parser.finish(is_cut=False)]
+    assert read(parts).calls == [("f", '{"n":1}')]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "call:f{n:1} call:get{n:2}",
+        "<|tool_call>call:f{n:1}call:get{n:2}<tool_call|>",
+        "<|tool_call>call:f{n:1}<|tool_call>call:get{n:2}<tool_call|>",
+        "<|tool_call>call:f{n:1}<|channel>x<channel|><|tool_call>call:get{n:2}<tool_call|>",
+    ],
+)
+def test_where_calls_are_not_parallel_the_first_is_the_only_one(text: str):
+    """However the others come."""
+    tools = replace(TOOLS, is_parallel=False)
+    parser = reply_parser(GEMMA, "", tools)
+    assert read([*parser.push(text), *parser.finish()]).calls == [("f", '{"n":1}')]
+
+
+def test_a_strict_tool_is_not_called_without_a_marker():
+    """Nothing held such a call to its schema."""
+    tools = Tools(({"type": "function", "function": {"name": "f", "strict": True}},))
+    parser = reply_parser(GEMMA, "", tools)
+    text = "call:f{n:1}"
+    assert read([*parser.push(text), *parser.finish()]) == Read(text)

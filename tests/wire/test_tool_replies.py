@@ -197,7 +197,7 @@ def test_what_is_held_back_with_thinking_after_it_ends_in_two_chunks():
     """The finish is on the last of them alone, and so are the figures."""
 
     class Late(Marked):
-        def finish(self) -> list[Part]:
+        def finish(self, is_cut: bool = True) -> list[Part]:
             return [Content("a"), Reasoning("b")]
 
     class Stream(MarkedStream):
