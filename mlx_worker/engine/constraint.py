@@ -74,6 +74,11 @@ class Constraint:
             return self._matcher_at(self._place).is_accepting()
         return self._place in ("free", "watching")
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the document could still be another one, such as a number with more digits."""
+        return self._place == "active" and not self._matcher.is_stopped()
+
     def rows(self, draft_ids: Sequence[int] = ()) -> tuple[int, Bits | None]:
         """What may follow the reply, and follow it with each of its drafts; nothing is kept.
 

@@ -338,8 +338,11 @@ class Session:
         constraint, grammar = self._constraint, self._request.grammar
         if constraint is None or grammar is None:
             return False
-        # A stop text in a document took away a part of it, however whole that was.
-        return not constraint.is_complete or (self._text.is_hit and not grammar.is_call)
+        if not constraint.is_complete:
+            return True
+        # A stop text took away a part of the document, max_tokens perhaps the rest of a number.
+        may_be_cut = self._text.is_hit or (self._finish == "length" and constraint.may_go_on)
+        return may_be_cut and not grammar.is_call
 
     def _notice(self) -> Notice | None:
         """What the reply's end cut off."""

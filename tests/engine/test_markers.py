@@ -1,5 +1,6 @@
 """Control tokens are found by their text, and followed id by id through a reply."""
 
+import random
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.markers import Follower, Markers, markers_of, opening, text_protocol
 from mlx_worker.engine.text import ReplyText
+from mlx_worker.records import Tools
+from mlx_worker.wire.parser import reply_parser
+from mlx_worker.wire.parts import Content
 from tests.tiny import byte_core
 
 MARKERS = Markers(
@@ -237,3 +241,27 @@ def test_a_stop_string_counts_in_the_content_alone(
 ):
     """Not in thinking, not in a call, not across a marker; what was held back is not lost."""
     assert shown(demo.tokenizer, text, "STOP") == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_counts_as_content_is_what_a_client_sees(demo: LoadedPair, seed: int):
+    """Random replies full of markers: the engine's ids and the wire's text tell the same."""
+    chance = random.Random(seed)
+    markers = demo.markers
+    choices = [id for id in markers.texts if id not in (*demo.eos_ids, markers.response)]
+    letter = demo.tokenizer.encode("x", add_special_tokens=False)
+    head = demo.tokenizer.encode("call:f{a:", add_special_tokens=False)
+    ids: list[int] = []
+    for _ in range(60):
+        ids += letter if chance.random() < 0.5 else [chance.choice(choices)]
+        ids += head if ids[-1] == markers.call_open else []
+    reply, follower = ReplyText(demo.tokenizer, (), markers), Follower(markers)
+    tools = Tools(({"type": "function", "function": {"name": "f"}},))
+    parser = reply_parser(demo.protocol, "", tools)
+    parts, content = [], 0
+    for id in ids:
+        reply.push(id)
+        content += follower.kind(id) == "content"
+        parts += parser.push(*reply.take())
+    parts += parser.finish()
+    assert sum(len(part.text) for part in parts if isinstance(part, Content)) == content

@@ -301,3 +301,22 @@ def test_a_stop_text_that_takes_the_documents_end_says_so(demo: LoadedPair):
     assert reply.done.finish_reason == "stop"
     assert reply.done.notice is not None
     assert reply.done.notice[0] == "truncated_during_structured_output"
+
+
+def test_a_number_that_the_cap_may_have_cut_says_so(demo: LoadedPair):
+    """12 is whole, but 1234 was on its way."""
+    prompt = prompt_of(demo, "What is 32 + 21?")
+    grammar = held_to({"type": "integer"})
+    cut = write(demo, prompt, 1, grammar=grammar)
+    assert cut.done.finish_reason == "length"
+    assert cut.done.notice is not None
+    assert cut.done.notice[0] == "truncated_during_structured_output"
+
+
+def test_a_document_that_ends_at_the_cap_is_whole(demo: LoadedPair):
+    """Nothing could have followed."""
+    prompt = prompt_of(demo, "Write JSON for a person named Ada, age 36, city Paris.")
+    whole = write(demo, prompt, 100, grammar=held_to(PERSON))
+    cut = write(demo, prompt, len(whole.ids) - 1, grammar=held_to(PERSON))
+    assert (cut.text, cut.done.finish_reason) == (whole.text, "length")
+    assert cut.done.notice is None
