@@ -77,11 +77,9 @@ class Structure:
     """The form that the text of a reply must have: a JSON document.
 
     schema  JSON Schema as JSON text, which the document must satisfy
-    name    what the client calls it, for messages
     """
 
     schema: str
-    name: str = "json_object"
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,6 @@ class Tools:
     is_required: bool = False
     only: str | None = None
     is_parallel: bool = True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(tool["function"]["name"] for tool in self.offered)
 
     @property
     def is_strict(self) -> bool:

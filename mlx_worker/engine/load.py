@@ -166,7 +166,7 @@ class LoadedPair:
     def constraint(self, request: GenerationRequest) -> Constraint | None:
         """What holds a reply to the request's grammar; None where it has none.
 
-        The first one builds the tokenizer's tables, which takes a second for a large vocabulary.
+        The first one builds the tokenizer's tables: some seconds for a large vocabulary.
         """
         if request.grammar is None:
             return None

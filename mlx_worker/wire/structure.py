@@ -34,7 +34,7 @@ def _object(path: str, value: Any) -> Structure:
 def _schema(path: str, value: Any) -> Structure:
     given = WITH_SCHEMA(path, value)["json_schema"]
     where = f"{path}.json_schema.schema"
-    return Structure(written(where, given["schema"], MAX_SCHEMA_BYTES), given["name"])
+    return Structure(written(where, given["schema"], MAX_SCHEMA_BYTES))
 
 
 ALONE = record({"type": text})
