@@ -35,13 +35,23 @@ KEY: /[A-Za-z_][A-Za-z0-9_-]{0,63}/
 """
 
 
+def sealed(marker: str) -> str:
+    """A control token's name in grammars, and in the tokenizer that follows them.
+
+    It has characters that no reply contains. Under its own name a control token would be taken for
+    any text of that spelling: llguidance tokenizes what a schema leaves no choice about.
+    """
+    inner = marker.replace("<", "\ufdd1").replace(">", "\ufdd2").replace(" ", "\ufdd3")
+    return f"<\ufdd0{inner}>"
+
+
 @dataclass(frozen=True)
 class Signs:
     """The control tokens of a call, as a grammar names them, and what may stand between quotes."""
 
-    opens: str = "<|tool_call>"
-    closes: str = "<tool_call|>"
-    quote: str = '<|"|>'
+    opens: str = sealed("<|tool_call>")
+    closes: str = sealed("<tool_call|>")
+    quote: str = sealed('<|"|>')
     char: str = "(?s:.)"
 
 

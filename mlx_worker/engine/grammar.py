@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from mlx_worker.engine.calls import sealed
 from mlx_worker.engine.structure import LIMITS
 from mlx_worker.errors import RequestError
 from mlx_worker.records import TextProtocol
@@ -108,19 +109,30 @@ def _unusable(message: str) -> RequestError:
 def _with_controls(
     spec: dict[str, Any], protocol: TextProtocol | None, eos_ids: Collection[int]
 ) -> dict[str, Any]:
-    """The tokenizer's file with each control token marked so; else it could be part of a text.
+    """The tokenizer's file with each control token marked so, under a name that no text spells.
 
-    llguidance itself takes an added token in angle brackets for one.
+    llguidance takes an added token in angle brackets for one, whatever the file says.
     """
     named: set[str] = set()
     if protocol is not None:
         pairs = [pair for pair in (protocol.thinking, protocol.call) if pair]
         named = {*(marker for pair in pairs for marker in pair), *protocol.others}
+    renamed: dict[str, str] = {}
     for token in spec.get("added_tokens", []):
         text = token["content"]
-        if text in named or token["id"] in eos_ids:
+        is_bracketed = text.startswith("<") and text.endswith(">")
+        if token["special"] or is_bracketed or text in named or token["id"] in eos_ids:
             token["special"] = True
-    return {**spec, "padding": None, "truncation": None}
+            token["content"] = renamed[text] = sealed(text)
+    model = spec["model"]
+    vocab = model.get("vocab", {})
+    if isinstance(vocab, dict):
+        model["vocab"] = {renamed.get(piece, piece): id for piece, id in vocab.items()}
+    else:
+        model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in vocab]
+    if model.get("unk_token") in renamed:
+        model["unk_token"] = renamed[model["unk_token"]]
+    return {**spec, "padding": None, "truncation": None, "post_processor": None}
 
 
 def bits_of(ids: Collection[int], vocab_size: int) -> Bits:

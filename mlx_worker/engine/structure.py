@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from mlx_worker.engine.calls import MAX_CALLS, Signs, Unsayable, calls
+from mlx_worker.engine.calls import MAX_CALLS, Signs, Unsayable, calls, sealed
 from mlx_worker.engine.schema import MAX_CHARS, SIMPLER, Plain, PlainSchema, parsed, read, refusal
 from mlx_worker.errors import RequestError
 from mlx_worker.records import Grammar, Notice, Structure, TextProtocol, Tools
@@ -244,7 +244,7 @@ def _json_calls(
 
 
 def _mark(marker: str, are_ids: bool) -> str:
-    return marker if are_ids else json.dumps(marker) if marker else ""
+    return sealed(marker) if are_ids and marker else json.dumps(marker) if marker else ""
 
 
 # Trying out: a schema that compiles may still run into a limit at its first byte.

@@ -13,7 +13,7 @@ from llguidance import LLParserLimits
 from schemas import closed
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
-from walks import DEMO_EOS, DEMO_VOCAB, GEMMA, allowed_ids, demo_tables, demo_tokenizer, walk
+from walks import DEMO_EOS, DEMO_VOCAB, GEMMA, allowed_ids, demo_tables, demo_tokenizer, problem, walk
 
 from mlx_worker.engine.constraint import Constraint
 from mlx_worker.engine.grammar import GrammarTables, bits_of, has, unpacked
@@ -486,6 +486,67 @@ def test_a_control_token_is_no_text(name: str):
     _, bits = Constraint(tables, grammar_of({"type": "string"})).rows([quote])
     assert bits is not None
     assert not has(bits[1], tokenizer.convert_tokens_to_ids(name))
+
+
+# Texts that are spelled like control tokens
+
+SPELLED = ["x<|tool_call>y", "x<|channel>y", "x<pad>y", "x<turn|>y", "<eos>", 'x<|"|>y']
+FORCED: list[Any] = [
+    *(closed(**{text: {"type": "integer"}}) for text in SPELLED),
+    *({"const": text} for text in ("a <tool_call|> b", *SPELLED)),
+    {"enum": ["x<|channel>y", "x<turn|>"]},
+    {"type": "string", "pattern": r"^<\|channel>thought$"},
+]
+
+
+def markers_of(tokenizer: Any) -> set[int]:
+    return {id for id, token in tokenizer.added_tokens_decoder.items() if "<" in token.content}
+
+
+@pytest.mark.parametrize("schema", FORCED, ids=json.dumps)
+def test_a_text_that_spells_a_control_token_is_written_as_text(schema: Any):
+    """A document that must have it has it, in ids of text alone, and is a document of its schema."""
+    grammar = grammar_of(schema)
+    for seed in range(3):
+        ids = walk(grammar, seed, 5)
+        assert not markers_of(demo_tokenizer()) & set(ids)
+        assert problem(schema, json.loads(demo_tokenizer().decode(ids))) is None
+
+
+@pytest.mark.parametrize("schema", FORCED[len(SPELLED) : -1], ids=json.dumps)
+def test_an_argument_that_spells_a_control_token_is_text(schema: Any):
+    """Within a call its quotes are control tokens, and what stands between them is not."""
+    tools = Tools(({"function": {"name": "f", "parameters": closed(a=schema)}},), True, None, False)
+    grammar = calls_grammar(tools, GEMMA)[0]
+    for seed in range(3):
+        ids = walk(grammar, seed, 5)
+        assert (ids[0], ids[-1]) == (CALL, CALLED)
+        quotes = [n for n, id in enumerate(ids) if demo_tokenizer().decode([id]) == '<|"|>']
+        assert len(quotes) == 2
+        assert not markers_of(demo_tokenizer()) & set(ids[quotes[0] + 1 : quotes[1]])
+        text = demo_tokenizer().decode(ids[quotes[0] + 1 : quotes[1]])
+        assert problem(schema, text) is None
+
+
+@pytest.mark.parametrize("name", ["<|tool_call>", "[CALL]", "a<b c>"])
+def test_forced_ids_spell_control_tokens_as_text(name: str):
+    """Of a SentencePiece vocabulary too, whatever the marker's name: forced, and by masks."""
+    tokenizer = bytes_tokenizer(name)
+    protocol = TextProtocol("marked", call=(name, ""))
+    tables = GrammarTables(tokenizer, 310, {0}, protocol)
+    for text in (f"x{name}y", "<eos>", name):
+        constraint = Constraint(tables, grammar_of({"const": text}))
+        ids: list[int] = []
+        while not constraint.is_complete:
+            forced = constraint.forced(20)
+            _, bits = constraint.rows(forced[:1])
+            assert bits is not None
+            choices = allowed_ids(bits[0], 310).tolist()
+            assert not set(choices) & {0, 1}
+            assert not forced or forced[0] in choices
+            ids += forced or choices[:1]
+            constraint.advance(forced or choices[:1])
+        assert b"".join(expected_bytes(tokenizer, id) for id in ids).decode() == json.dumps(text)
 
 
 # Bits
