@@ -15,12 +15,12 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from mlx_worker.engine.merge import Conflict, Merger
+from mlx_worker.engine.merge import Budget, Conflict, Merger
 from mlx_worker.engine.patterns import whole
 
 MAX_CALLS = 32  # in one reply: a model that likes to call would go on until max_tokens
-MAX_EXPRESSIONS = 5_000  # of one grammar
 MAX_NESTED = 64
+MAX_INLINE = 400  # characters: longer expressions become rules, each being used several times
 PLAIN_NAME = re.compile(r"[^\s:,{}\[\]<>\"\\|]+")  # of a tool or a key: it is written bare
 EXACT_JSON = {"whitespace_flexible": False}
 
@@ -66,6 +66,7 @@ class _Tool:
     signs: Signs
     prefix: str  # of the names of its rules
     defs: Mapping[str, Any]
+    budget: Budget
     rules: list[str] = field(default_factory=list[str])
     left_out: list[str] = field(default_factory=list[str])
     _n: int = 0
@@ -73,13 +74,12 @@ class _Tool:
     _known: dict[str, str] = field(default_factory=dict[str, str])  # $ref → rule
 
     def __post_init__(self) -> None:
-        self.merger = Merger(self.defs)
+        self.merger = Merger(self.defs, self.budget)
 
     def rule(self, body: str, kind: str = "r") -> str:
         """A new rule's name; kind "T" makes it a terminal."""
         self._n += 1
-        if self._n > MAX_EXPRESSIONS:
-            raise Unsayable("it is too large")
+        self.budget.spend(expressions=1, chars=len(body))
         name = f"{self.prefix}{kind}{self._n}"
         name = name.upper() if kind == "T" else name
         self.rules.append(f"{name}: {body}")
@@ -87,9 +87,13 @@ class _Tool:
 
     def value(self, schema: Any, depth: int = 0) -> str:
         """An expression for the values of a plain schema."""
-        self._n += 1
-        if depth > MAX_NESTED or self._n > MAX_EXPRESSIONS:
+        self.budget.spend(expressions=1)
+        if depth > MAX_NESTED:
             raise Unsayable("it is too large")
+        found = self._value(schema, depth)
+        return self.rule(found) if len(found) > MAX_INLINE else found
+
+    def _value(self, schema: Any, depth: int) -> str:
         if schema is False:
             raise Unsayable("nothing satisfies false")
         if schema is True or not schema:
@@ -114,6 +118,7 @@ class _Tool:
             name = f"{self.prefix}d{self._n}"
             self._known[ref] = name
             self.rules.append(f"{name}: {self.value(self.defs[ref], depth + 1)}")
+            self.budget.spend(chars=len(self.rules[-1]))
         return self._known[ref]
 
     def _any_of(self, options: Sequence[Any], depth: int) -> str:
@@ -360,13 +365,14 @@ def calls(
 
     tools  (name, plain schema of its parameters)
 
-    Raises Unsayable, beginning with the tool's name.
+    Raises Unsayable, beginning with the tool's name, and TooLarge.
     """
+    budget = Budget()
     left_out: list[str] = []
     rules: list[str] = []
     heads: list[str] = []
     for index, (name, schema) in enumerate(tools):
-        tool = _Tool(signs, f"t{index}", _defs(schema))
+        tool = _Tool(signs, f"t{index}", _defs(schema), budget)
         try:
             root = {key: schema[key] for key in schema if key != "$defs"}
             body = tool.value({"allOf": [{"type": "object"}, root]})

@@ -6,10 +6,10 @@ keywords themselves to schema.py. Pure; any thread.
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 MAX_HOPS = 60  # references and allOf followed for one schema
-MAX_STEPS = 10_000  # schemas looked at for one tool: two references in each of 20 are a million
 
 Plain = dict[str, Any]
 
@@ -18,23 +18,47 @@ class Conflict(Exception):
     """Two schemas that can't be said as one: a short sentence."""
 
 
+class TooLarge(Exception):
+    """A grammar that would cost more than it may."""
+
+
+@dataclass
+class Budget:
+    """What is left to spend on one grammar, of all its tools together.
+
+    steps  schemas looked at, larger ones counted more: two references in each of 20 are a million
+    """
+
+    steps: int = 10_000
+    expressions: int = 8_000
+    chars: int = 300_000
+
+    def spend(self, *, steps: int = 0, expressions: int = 0, chars: int = 0) -> None:
+        self.steps -= steps
+        self.expressions -= expressions
+        self.chars -= chars
+        if min(self.steps, self.expressions, self.chars) < 0:
+            raise TooLarge
+
+
 class Merger:
     """Merges schemas that refer to each other."""
 
-    def __init__(self, defs: Mapping[str, Any]) -> None:
+    def __init__(self, defs: Mapping[str, Any], budget: Budget) -> None:
         """
         defs  reference → plain schema
         """
         self._defs = defs
-        self._n_steps = 0
+        self._budget = budget
 
     def merged(self, schema: Any, hops: int = 0) -> Plain:
         """The same without allOf, and with anyOf or $ref only where nothing stands beside it.
 
-        const becomes an enum of one. The options of an anyOf are left as they are. Raises Conflict.
+        const becomes an enum of one. The options of an anyOf are left as they are. Raises
+        Conflict and TooLarge.
         """
-        self._n_steps += 1
-        if hops > MAX_HOPS or self._n_steps > MAX_STEPS:
+        self._budget.spend(steps=1)
+        if hops > MAX_HOPS:
             raise Conflict("its references lead too far, or in circles")
         if schema is False:
             raise Conflict("nothing satisfies false")
@@ -61,6 +85,10 @@ class Merger:
             other = self.merged(self._defs[other["$ref"]], hops + 1)
         if other and "$ref" in one:
             one = self.merged(self._defs[one["$ref"]], hops + 1)
+        sizes = [
+            len(side.get(keyword, ())) for side in (one, other) for keyword in ("enum", "properties")
+        ]
+        self._budget.spend(steps=sum(sizes) // 32)
         return _both(one, other)
 
 

@@ -7,15 +7,16 @@ syntax of calls to calls.py, and masks to grammar.py. Pure; any thread.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, Literal
+from functools import lru_cache, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from mlx_worker.engine.calls import MAX_CALLS, Signs, Unsayable, calls, sealed
+from mlx_worker.engine.merge import TooLarge
 from mlx_worker.engine.schema import MAX_CHARS, SIMPLER, Plain, PlainSchema, parsed, read, refusal
 from mlx_worker.errors import RequestError
 from mlx_worker.records import Grammar, Notice, Structure, TextProtocol, Tools
@@ -30,21 +31,34 @@ JSON_OPTIONS = {"whitespace_pattern": BLANKS, "json_allowed_escapes": 'nrbtf\\"'
 # An object of 500 optional properties has 2,007 items in a row, which llguidance's default forbids.
 # Its 250,000 lexer states may take 500 MB. Regular expressions over the whole vocabulary in advance
 # took a second for what one reply hardly needs.
-LIMITS = LLParserLimits(
-    max_items_in_row=20_000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=200_000,
-    max_lexer_states=50_000,
-    max_grammar_size=500_000,
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
+def _limits(n_symbols: int) -> LLParserLimits:
+    return LLParserLimits(
+        max_items_in_row=20_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=200_000,
+        max_lexer_states=50_000,
+        max_grammar_size=n_symbols,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+
+
+# Symbols of a grammar: llguidance can number 65,525 of them.
+LIMITS = _limits(500_000)
+# Of all tools together; one of four unions of four has 8,000 and takes 30 ms. Each is tried with
+# the first limit that it keeps, and costs that much.
+MAX_SYMBOLS = 100_000
+SIZES = (500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
 N_TRIED = 48  # bytes of a document that are tried out before a schema is taken
 MAX_SHOWN = 8  # of what a notice lists
 CACHED = 64  # grammars; an agent repeats its own few
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 SCHEMA_PARAM = "response_format.json_schema.schema"
+GEMMA = ("", "")  # in the place of its markers, which calls.py knows
 ANY_OBJECT = {"type": "object"}
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -79,18 +93,47 @@ def calls_grammar(tools: Tools, protocol: TextProtocol) -> tuple[Grammar, Notice
             param="tool_choice",
             hint="ask with tool_choice auto",
         )
-    markers = protocol.call or ("", "")
+    markers = (protocol.call or ("", "")) if syntax == "json" else GEMMA
     said = _said(_held(tools))
     text, left_out = _calls(said, tools.is_parallel, syntax, markers, protocol.are_ids)
     return Grammar(text, is_call=True, is_optional=not tools.is_required), _notice(left_out)
 
 
 def check(structure: Structure | None, tools: Tools | None) -> None:
-    """Raises RequestError for what no model could be held to; asks for no tokenizer."""
+    """Raises RequestError for what no model could be held to; asks for no tokenizer.
+
+    What it makes is kept, so that on the engine's thread little is left to do.
+    """
     if structure is not None:
         _document(structure.schema)
     if tools is not None and (tools.is_required or tools.is_strict):
-        _plain_tools(_said(_held(tools)))
+        said = _said(_held(tools))
+        _plain_tools(said)
+        try:
+            _calls(said, tools.is_parallel, "gemma", GEMMA, True)
+        except RequestError as error:
+            if TOO_COSTLY in error.message:  # other families may have what Gemma's syntax lacks
+                raise
+
+
+def _kept(make: Callable[P, T]) -> Callable[P, T]:
+    """Makes each result once, a refusal as well; the least recently used goes first."""
+
+    @lru_cache(CACHED)
+    def outcome(*args: P.args, **kwargs: P.kwargs) -> tuple[T] | dict[str, Any]:
+        try:
+            return (make(*args, **kwargs),)
+        except RequestError as error:
+            return {"message": error.message, "param": error.param, "hint": error.hint}
+
+    @wraps(make)
+    def again(*args: P.args, **kwargs: P.kwargs) -> T:
+        found = outcome(*args, **kwargs)
+        if isinstance(found, dict):
+            raise RequestError(**found)
+        return found[0]
+
+    return again
 
 
 def _notice(left_out: Sequence[str]) -> Notice | None:
@@ -101,7 +144,7 @@ def _notice(left_out: Sequence[str]) -> Notice | None:
     return "strict_schema_not_enforced", f"the schema is enforced without {shown}{more}"
 
 
-@lru_cache(CACHED)
+@_kept
 def _document(schema: str) -> tuple[str, tuple[str, ...]]:
     plain = read(parsed(schema, SCHEMA_PARAM), SCHEMA_PARAM)
     text = LLMatcher.grammar_from_json_schema(_with_options(plain.schema))
@@ -149,13 +192,16 @@ def _parameters(tool: Mapping[str, Any]) -> Any:
     return NO_PARAMETERS if parameters in (None, {}) else parameters
 
 
-@lru_cache(CACHED)
+@_kept
 def _plain_tools(said: str) -> tuple[tuple[str, str, PlainSchema], ...]:
     """(param, name, plain schema) of each tool; each could be compiled as JSON."""
     found: list[tuple[str, str, PlainSchema]] = []
+    n_left = MAX_SYMBOLS
     for index, (param, name, parameters) in enumerate(json.loads(said)):
         plain = read(parsed(json.dumps(parameters), param), param, names=f"t{index}d")
-        _try(LLMatcher.grammar_from_json_schema(_with_options(plain.schema)), param)
+        n_left -= _try_sized(
+            LLMatcher.grammar_from_json_schema(_with_options(plain.schema)), param, n_left
+        )
         found.append((param, name, plain))
     return tuple(found)
 
@@ -175,7 +221,7 @@ def _syntax(protocol: TextProtocol) -> Literal["gemma", "json"] | None:
     return None
 
 
-@lru_cache(CACHED)
+@_kept
 def _calls(
     said: str, is_parallel: bool, syntax: str, markers: tuple[str, str], are_ids: bool
 ) -> tuple[str, tuple[str, ...]]:
@@ -195,6 +241,7 @@ def _gemma_calls(
     tools: Sequence[tuple[str, str, PlainSchema]], is_parallel: bool
 ) -> tuple[str, list[str]]:
     named = [(name, plain.schema) for _, name, plain in tools]
+    joint = tools[0][0] if len(tools) == 1 else "tools"
     try:
         tried, _ = calls(
             named, is_parallel, Signs('"\\u0001"', '"\\u0002"', '"\\u0003"', "[^\\x03]")
@@ -204,7 +251,9 @@ def _gemma_calls(
         param = next((p for p, name, _ in tools if str(problem).startswith(f"{name}:")), "tools")
         hint = "ask with tool_choice auto and without strict"
         raise refusal(param, str(problem), hint) from problem
-    _try(LLMatcher.grammar_from_lark(tried), tools[0][0] if len(tools) == 1 else "tools")
+    except TooLarge as problem:
+        raise refusal(joint, TOO_COSTLY, SIMPLER) from problem
+    _try(LLMatcher.grammar_from_lark(tried), joint)
     return LLMatcher.grammar_from_lark(text), left_out
 
 
@@ -257,12 +306,25 @@ def _bytes_tokenizer() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
+def _try_sized(text: str, param: str, most: int) -> int:
+    """As _try; about how many symbols the grammar has, which must be at most `most`."""
+    for size in SIZES:
+        if size <= most:
+            matcher = LLMatcher(_bytes_tokenizer(), text, log_level=0, limits=_limits(size))
+            if "symbols) too big" not in matcher.get_error():
+                _begin(matcher, param)
+                return size
+    raise refusal(param, TOO_COSTLY, SIMPLER)
+
+
 def _try(text: str, param: str) -> None:
     """Compile a grammar and begin a document of it. Raises RequestError with what is wrong."""
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=LIMITS)
-    if is_error:
-        raise _complaint(messages[0], param)
-    matcher = LLMatcher(_bytes_tokenizer(), text, log_level=0, limits=LIMITS)
+    _begin(LLMatcher(_bytes_tokenizer(), text, log_level=0, limits=LIMITS), param)
+
+
+def _begin(matcher: LLMatcher, param: str) -> None:
+    if matcher.is_error():
+        raise _complaint(matcher.get_error(), param)
     for _ in range(N_TRIED):
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
@@ -279,7 +341,7 @@ _COMPLAINTS: tuple[tuple[str, str, str | None], ...] = (
     (r"Regex is empty", "no text has its pattern and length", None),
     (r"Unsatisfiable schema: (.*)", "no document satisfies it: {}", None),
     (r"patternProperty regexes (.*) are not", "patternProperties {} overlap", "make them differ"),
-    (r"too (?:large|big|many|complex)|limit|fuel|max is|exceeded|determine", TOO_COSTLY, SIMPLER),
+    (r"panic|assertion|too (?:large|big|many|complex)|limit|fuel|max is|exceeded|determine", TOO_COSTLY, SIMPLER),
 )
 
 

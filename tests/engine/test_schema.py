@@ -505,6 +505,77 @@ def test_a_tools_parameters_are_as_safe(name: str, schema: Any):
     assert time.thread_time() - began < LIMIT_S
 
 
+def union(n_parts: int, n_options: int) -> dict[str, Any]:
+    """An object that must be one of n_options in each of n_parts ways."""
+    options = [
+        {"anyOf": [{"type": "object", "properties": {f"k{n}": {"const": m}}, "required": [f"k{n}"]}
+                   for m in range(n_options)]}
+        for n in range(n_parts)
+    ]  # fmt: skip
+    return closed(a={"allOf": options})
+
+
+def list_of(depth: int) -> Any:
+    return {"type": "array", "items": list_of(depth - 1), "minItems": 1} if depth else INTEGER
+
+
+TOGETHER: list[tuple[str, list[Any]]] = [
+    ("40 of 4^4", [union(4, 4)] * 40),
+    ("60 of 3^5", [union(5, 3)] * 60),
+    ("100 wide ones", [closed(False, **{f"p{n}": {} for n in range(90)})] * 100),
+    ("keys that Gemma lacks", [union(4, 4) | {"required": ["a b"], "properties": {}}] * 40),
+    (
+        "unions that conflict in Gemma's syntax",
+        [{"allOf": [union(4, 4), {"multipleOf": 3}, {"multipleOf": 5}]}] * 128,
+    ),
+    ("enums in unions", [closed(a={"enum": [*range(990)], "anyOf": [{"minimum": 0}] * 900})] * 4),
+    ("a base with 400 in unions", [
+        closed(a=closed(False, **{f"p{n}": {} for n in range(400)}) | {"anyOf": [{}] * 400})
+    ] * 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parameters"), TOGETHER, ids=[name for name, _ in TOGETHER])
+def test_tools_are_bounded_together(name: str, parameters: list[Any]):
+    """Each may be had alone; all are refused in one line within the limit, and again at once."""
+    tools = Tools(tuple(tool(p, f"f{n}") for n, p in enumerate(parameters)), is_required=True)
+    for limit in (LIMIT_S, LIMIT_S / 20):
+        began = time.thread_time()
+        error = _refused(lambda: (check(None, tools), calls_grammar(tools, GEMMA)))
+        assert time.thread_time() - began < limit
+        if name != "keys that Gemma lacks":
+            assert error is not None
+            assert error.param is not None
+            assert structure.TOO_COSTLY in error.message
+            assert "\n" not in error.message
+
+
+def test_check_makes_the_calls_grammar():
+    """The engine's thread finds it made."""
+    tools = Tools((tool(union(4, 4)),), is_required=True)
+    check(None, tools)
+    began = time.thread_time()
+    calls_grammar(tools, GEMMA)
+    assert time.thread_time() - began < 0.005
+
+
+def test_lists_in_lists_do_not_double():
+    """A list's items stand in its grammar twice: its first one and the others."""
+    tools = Tools((tool(closed(a=list_of(28))),), is_required=True)
+    began = time.thread_time()
+    grammar, _ = calls_grammar(tools, GEMMA)
+    assert time.thread_time() - began < LIMIT_S
+    assert len(grammar.text) < 20_000
+
+
+def test_many_usual_tools_are_taken():
+    """As many as may be offered, of ten parameters each."""
+    parameters = closed(False, **{f"p{n}": {"type": "string"} for n in range(10)})
+    tools = Tools(tuple(tool(parameters, f"f{n}") for n in range(128)), is_required=True)
+    check(None, tools)
+    assert calls_grammar(tools, GEMMA)[1] is None
+
+
 def test_a_client_sets_no_options_of_the_compiler():
     """x-guidance would let blanks run on and keywords be dropped in silence."""
     schema = {"type": "object", "x-guidance": {"whitespace_flexible": True, "lenient": True}}
