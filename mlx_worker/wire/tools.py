@@ -99,6 +99,11 @@ def _parameters(path: str, value: Any) -> dict[str, Any]:
     schema = document(path, value)
     if not schema:
         return {"type": "object", "properties": {}}
+    properties = schema.get("properties")
+    if properties is None:
+        schema = {key: item for key, item in schema.items() if key != "properties"}
+    elif not isinstance(properties, dict):  # chat templates look through them
+        raise InvalidParameter(f"{path}.properties", properties, "an object")
     if schema.get("type") is None:
         return {"type": "object", **{key: item for key, item in schema.items() if key != "type"}}
     only("object", shown("object"))(f"{path}.type", schema["type"])

@@ -113,6 +113,11 @@ BAD_TOOLS: list[tuple[Json, str, str]] = [
     ({"tools": [tool(params={})]}, f"{F}.params", "hint: did you mean parameters?"),
     ({"tools": [tool(parameters=[])]}, f"{F}.parameters", "[], must be an object"),
     (
+        {"tools": [tool(parameters={"type": "object", "properties": ["a"]})]},
+        f"{F}.parameters.properties",
+        "must be an object",
+    ),
+    (
         {"tools": [tool(parameters={"type": "string"})]},
         f"{F}.parameters.type",
         "'string', must be 'object'",
@@ -369,6 +374,7 @@ def test_any_tools_and_formats_are_read_or_refused(given: Json):
     [
         ({}, {"type": "object", "properties": {}}),
         ({"$ref": "#/$defs/a"}, {"type": "object", "$ref": "#/$defs/a"}),
+        ({"type": "object", "properties": None}, {"type": "object"}),
         ({"type": None, "anyOf": []}, {"type": "object", "anyOf": []}),
     ],
 )
