@@ -86,7 +86,9 @@ class Merger:
         if other and "$ref" in one:
             one = self.merged(self._defs[one["$ref"]], hops + 1)
         sizes = [
-            len(side.get(keyword, ())) for side in (one, other) for keyword in ("enum", "properties")
+            len(side.get(keyword, ()))
+            for side in (one, other)
+            for keyword in ("enum", "properties")
         ]
         self._budget.spend(steps=sum(sizes) // 32)
         return _both(one, other)

@@ -17,7 +17,15 @@ from functools import cached_property
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
-from mlx_worker.engine.patterns import FORMATS, fits, spelled, verdict
+from mlx_worker.engine.conjunct import Conjunctions, TooIntricate
+from mlx_worker.engine.patterns import (
+    FORMATS,
+    MAX_REPEATED_CHARS,
+    fits,
+    repeated_chars,
+    spelled,
+    verdict,
+)
 from mlx_worker.engine.satisfy import are_apart, can_end
 from mlx_worker.errors import RequestError, shown
 
@@ -29,6 +37,7 @@ MAX_DEPTH = 32  # schemas within each other; llguidance reads JSON to a depth of
 MAX_VALUES = 1_000  # in all enums together; 2,400 beside a pattern took 1 s
 MAX_TEXT = 5_000  # characters of a name or of a value in an enum; one of 150,000 took 4 s
 MAX_FREE_PATTERNS = 50  # of patternProperties: each two are compared, 300 took 13 s
+MAX_PATTERNS = 100  # different ones; 800 in an anyOf passed their trial and failed the reply
 MAX_LEAST = 10_000  # minLength, minItems: no reply is longer
 MOST_COUNTED = 1_000_000  # a maximum above it binds no reply
 MAX_LEFT_OUT = 1_000
@@ -66,6 +75,7 @@ SAYS_NOTHING: dict[str, Any] = {
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 SIMPLER = "simplify the schema"
+TOO_COSTLY = "too large or too intricate to be enforced"
 Plain = dict[str, Any]
 
 
@@ -75,10 +85,12 @@ class PlainSchema:
 
     schema    the plain one, its $defs included
     left_out  "keyword at place", for each that is not enforced
+    weight    of what costs more than it is long: 60,000 take 0.2 s at most (2-core EPYC)
     """
 
     schema: Plain
     left_out: tuple[str, ...] = ()
+    weight: int = 0
 
 
 def parsed(text: str, param: str) -> Any:
@@ -139,6 +151,12 @@ class _Reader:
     n_values: int = 0
     n_free_patterns: int = 0
     multiple: int = 1  # of all multipleOf: where two meet, the automaton has that many states
+    patterns: dict[str, int] = field(
+        default_factory=dict[str, int]
+    )  # the client's → repeated_chars
+    _places: dict[int, str] = field(default_factory=dict[int, str])  # of plain schemas, by identity
+    _keep: list[Plain] = field(default_factory=list[Plain])  # so that an identity is one's own
+    _said: dict[int, str] = field(default_factory=dict[int, str])  # what their patterns were
     _named: dict[str, str] = field(default_factory=dict[str, str])  # reference → name in $defs
     _waiting: list[tuple[str, str, Any]] = field(default_factory=list[tuple[str, str, Any]])
 
@@ -150,12 +168,37 @@ class _Reader:
             defs[name] = self.schema(target, place, 1)
         if schema is False:
             self.refuse("", "no value satisfies the schema false")
+        self._part(schema, defs)
         whole: Plain = {**({"$defs": defs} if defs else {}), **schema}
         if not can_end(whole):
             self.refuse(
                 "", "no document satisfies it: something required needs itself, or is false"
             )
-        return PlainSchema(whole, tuple(self.left_out))
+        return PlainSchema(whole, tuple(self.left_out), self._weight())
+
+    def _weight(self) -> int:
+        per_value = 60 if self.patterns else 10  # beside a pattern, each is matched
+        values = per_value * self.n_values + 500 * self.n_free_patterns
+        return values + 3 * self.multiple + sum(self.patterns.values())
+
+    def _part(self, schema: Plain, defs: Plain) -> None:
+        """Leave out patterns that hold together with another, and lengths that one can't be with.
+
+        llguidance would intersect them, in time and memory without bound.
+        """
+
+        def drop(part: Plain, keyword: str) -> None:
+            del part[keyword]
+            what = self._said[id(part)] if keyword == "pattern" else keyword
+            self.leave_out(self._places[id(part)], what)
+
+        if not self._said:
+            return
+        referred = {f"#/$defs/{name}": target for name, target in defs.items()}
+        try:
+            Conjunctions(referred, drop, fits).walk(schema)
+        except TooIntricate:
+            self.refuse("", TOO_COSTLY, SIMPLER)
 
     def refuse(self, place: str, what: str, hint: str | None = None) -> NoReturn:
         where = f"at {place[:160]}: " if place else ""
@@ -180,18 +223,11 @@ class _Reader:
         if not isinstance(node, dict):
             self.refuse(place, f"{shown(node)}, must be an object, true or false")
         found: Plain = {}
+        self._keep.append(found)
+        self._places[id(found)] = place
         for keyword, value in node.items():
             self._take(found, _At(node, keyword, value, place, depth))
-        self._ease(found, place)
         return found
-
-    def _ease(self, found: Plain, place: str) -> None:
-        """Leave out bounds of a text's length that can't be kept together with its pattern."""
-        lengths = {key: found[key] for key in ("minLength", "maxLength") if key in found}
-        if "pattern" in found and lengths and not fits(found["pattern"], **lengths):
-            for keyword in lengths:
-                del found[keyword]
-                self.leave_out(place, keyword)
 
     def below(self, node: Any, here: str, depth: int) -> Any:
         """The plain form of a schema within one."""
@@ -254,8 +290,14 @@ class _Reader:
 
     def is_enforced(self, pattern: str, at: _At) -> bool:
         """Whether a pattern is one that llguidance can follow; left out where only others can."""
+        if pattern not in self.patterns:
+            self.patterns[pattern] = repeated_chars(pattern) if len(pattern) <= MAX_TEXT else 0
+            if len(self.patterns) > MAX_PATTERNS:
+                self.refuse(at.here, f"more than {MAX_PATTERNS} patterns in the schema", SIMPLER)
         match verdict(pattern):
             case "enforced":
+                if sum(self.patterns.values()) > MAX_REPEATED_CHARS:
+                    self.refuse(at.here, "the schema's patterns are too large together", SIMPLER)
                 return True
             case "beyond":
                 self.leave_out(at.place, f"pattern {shown(pattern)}")
@@ -264,6 +306,14 @@ class _Reader:
             case "too large":
                 self.refuse(at.here, f"{shown(pattern)} is too large", SIMPLER)
         return False
+
+    def hold(self, found: Plain, pattern: str, said: str, at: _At) -> None:
+        """Put in a pattern, the first of its schema: a second one is left out."""
+        if "pattern" in found:
+            self.leave_out(at.place, said)
+        else:
+            found["pattern"] = pattern
+            self._said[id(found)] = said
 
     def written(self, value: Any, at: _At, depth: int = 0) -> Any:
         """A value of enum or const, as it can be written."""
@@ -437,14 +487,14 @@ def _pattern(reader: _Reader, found: Plain, at: _At) -> None:
     if not isinstance(at.value, str):
         reader.refuse_value(at, "a text")
     if reader.is_enforced(at.value, at):
-        _put(found, "pattern", spelled(at.value))
+        reader.hold(found, spelled(at.value), f"pattern {shown(at.value)}", at)
 
 
 def _format(reader: _Reader, found: Plain, at: _At) -> None:
     if not isinstance(at.value, str):
         reader.refuse_value(at, "a text")
     if at.value in FORMATS:
-        _put(found, "pattern", FORMATS[at.value])
+        reader.hold(found, FORMATS[at.value], f"format {shown(at.value)}", at)
     else:
         reader.leave_out(at.place, f"format {shown(at.value)}")
 

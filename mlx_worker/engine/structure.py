@@ -17,7 +17,16 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from mlx_worker.engine.calls import MAX_CALLS, Signs, Unsayable, calls, sealed
 from mlx_worker.engine.merge import TooLarge
-from mlx_worker.engine.schema import MAX_CHARS, SIMPLER, Plain, PlainSchema, parsed, read, refusal
+from mlx_worker.engine.schema import (
+    MAX_CHARS,
+    SIMPLER,
+    TOO_COSTLY,
+    Plain,
+    PlainSchema,
+    parsed,
+    read,
+    refusal,
+)
 from mlx_worker.errors import RequestError
 from mlx_worker.records import Grammar, Notice, Structure, TextProtocol, Tools
 
@@ -27,6 +36,7 @@ from mlx_worker.records import Grammar, Notice, Structure, TextProtocol, Tools
 BLANKS = r" |\n {0,40}"
 # Without \u: with it, a key "\u0061" passes for another one than "a", and gets another schema.
 JSON_OPTIONS = {"whitespace_pattern": BLANKS, "json_allowed_escapes": 'nrbtf\\"'}
+
 
 # An object of 500 optional properties has 2,007 items in a row, which llguidance's default forbids.
 # Its 250,000 lexer states may take 500 MB. Regular expressions over the whole vocabulary in advance
@@ -49,6 +59,7 @@ LIMITS = _limits(500_000)
 # Of all tools together; one of four unions of four has 8,000 and takes 30 ms. Each is tried with
 # the first limit that it keeps, and costs that much.
 MAX_SYMBOLS = 100_000
+MAX_WEIGHT = 150_000  # of all tools' schemas together
 SIZES = (500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
 N_TRIED = 48  # bytes of a document that are tried out before a schema is taken
 MAX_SHOWN = 8  # of what a notice lists
@@ -196,9 +207,12 @@ def _parameters(tool: Mapping[str, Any]) -> Any:
 def _plain_tools(said: str) -> tuple[tuple[str, str, PlainSchema], ...]:
     """(param, name, plain schema) of each tool; each could be compiled as JSON."""
     found: list[tuple[str, str, PlainSchema]] = []
-    n_left = MAX_SYMBOLS
+    n_left, weight = MAX_SYMBOLS, 0
     for index, (param, name, parameters) in enumerate(json.loads(said)):
         plain = read(parsed(json.dumps(parameters), param), param, names=f"t{index}d")
+        weight += plain.weight
+        if weight > MAX_WEIGHT:
+            raise refusal("tools", TOO_COSTLY, SIMPLER)
         n_left -= _try_sized(
             LLMatcher.grammar_from_json_schema(_with_options(plain.schema)), param, n_left
         )
@@ -336,12 +350,15 @@ def _begin(matcher: LLMatcher, param: str) -> None:
         matcher.consume_token(byte)
 
 
-TOO_COSTLY = "too large or too intricate to be enforced"
 _COMPLAINTS: tuple[tuple[str, str, str | None], ...] = (
     (r"Regex is empty", "no text has its pattern and length", None),
     (r"Unsatisfiable schema: (.*)", "no document satisfies it: {}", None),
     (r"patternProperty regexes (.*) are not", "patternProperties {} overlap", "make them differ"),
-    (r"panic|assertion|too (?:large|big|many|complex)|limit|fuel|max is|exceeded|determine", TOO_COSTLY, SIMPLER),
+    (
+        r"panic|assertion|too (?:large|big|many|complex)|limit|fuel|max is|exceeded|determine",
+        TOO_COSTLY,
+        SIMPLER,
+    ),
 )
 
 

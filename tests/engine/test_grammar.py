@@ -13,7 +13,16 @@ from llguidance import LLParserLimits
 from schemas import closed
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
-from walks import DEMO_EOS, DEMO_VOCAB, GEMMA, allowed_ids, demo_tables, demo_tokenizer, problem, walk
+from walks import (
+    DEMO_EOS,
+    DEMO_VOCAB,
+    GEMMA,
+    allowed_ids,
+    demo_tables,
+    demo_tokenizer,
+    problem,
+    walk,
+)
 
 from mlx_worker.engine.constraint import Constraint
 from mlx_worker.engine.grammar import GrammarTables, bits_of, has, unpacked
@@ -505,7 +514,7 @@ def markers_of(tokenizer: Any) -> set[int]:
 
 @pytest.mark.parametrize("schema", FORCED, ids=json.dumps)
 def test_a_text_that_spells_a_control_token_is_written_as_text(schema: Any):
-    """A document that must have it has it, in ids of text alone, and is a document of its schema."""
+    """A document that must have it has it in ids of text alone, and keeps its schema."""
     grammar = grammar_of(schema)
     for seed in range(3):
         ids = walk(grammar, seed, 5)

@@ -392,6 +392,13 @@ def test_a_call_has_no_blanks():
 
 # Refusals
 
+PRIMES = (2, 3, 5, 7, 11, 13, 17)
+
+
+def every(n: int, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^(.{{{n}}})*$", **more}
+
+
 DEEP = '{"items":' * 900 + "{}" + "}" * 900
 CHAIN = {
     f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}", "minLength": 1}] * 2} for n in range(25)
@@ -450,7 +457,23 @@ HOSTILE: list[tuple[str, Any]] = [
     ("repeats of repeats", {"type": "string", "pattern": "^(a{1000}){1000}$"}),
     ("endless repeat", {"type": "string", "pattern": "a{99999999999}"}),
     ("long pattern", {"type": "string", "pattern": "a" * 5_000}),
-    ("patterns that meet", {"allOf": [{"type": "string", "pattern": c} for c in "abcdefghijklm"]}),
+    (
+        "800 patterns",
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"^[a-z]{{{n}}}x.*y{{{n}}}$"} for n in range(800)
+            ]
+        },
+    ),
+    (
+        "large patterns",
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"^[a-z]{{{9 * n}}}x.*y{{{9 * n}}}$"}
+                for n in range(99)
+            ]
+        },
+    ),
     (
         "unions that multiply",
         {"allOf": [{"anyOf": [closed(a={"const": n}), closed(b={})]} for n in range(30)]},
@@ -483,6 +506,28 @@ def test_a_schema_that_can_not_be_is_refused_at_once(name: str, schema: Any):
     assert len(str(error)) < 500
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        [every(n) for n in (997, 991, 983, 977, 971, 967, 953, *PRIMES)],
+        [{"type": "string", "pattern": f"^[a-z]{{{n}}}x.*y{{{n}}}$"} for n in range(100)],
+        [{"type": "string", "pattern": f"^.*x.{{{n}}}$"} for n in range(100)],
+    ],
+    ids=["repeats", "different", "ends"],
+)
+def test_as_many_patterns_as_may_be_are_followed_in_time(options: list[Any]):
+    """Masks of alternatives at one place, byte by byte; or a limit ends them in time."""
+    text = structure_grammar(Structure(json.dumps({"anyOf": options})))[0].text
+    matcher = LLMatcher(LLTokenizer("byte"), text, log_level=0, limits=LIMITS)
+    generator = np.random.default_rng(3)
+    began = time.thread_time()
+    for byte in b'"' + bytes(generator.choice(list(b"abxy"), 300)):
+        matcher.compute_bitmask()
+        if not matcher.consume_token(int(byte)):
+            break
+    assert time.thread_time() - began < LIMIT_S
+
+
 @pytest.mark.parametrize(("name", "schema"), COSTLY, ids=[name for name, _ in COSTLY])
 def test_a_costly_schema_is_read_in_time(name: str, schema: Any):
     """The largest that the limits let through, compiled and begun."""
@@ -503,6 +548,121 @@ def test_a_tools_parameters_are_as_safe(name: str, schema: Any):
     assert error is None or error.param in ("tools[0].function.parameters", "tools")
     assert len(str(error)) < 500
     assert time.thread_time() - began < LIMIT_S
+
+
+DATE = {"type": "string", "format": "date"}
+MEETING: list[tuple[str, Any, str]] = [
+    ("two", {"allOf": [every(997), every(991)]}, "pattern '^(.{991})*$' at /allOf/1"),
+    ("seven", {"allOf": [every(n) for n in PRIMES]}, "pattern '^(.{3})*$' at /allOf/1"),
+    ("nested", {"allOf": [{"allOf": [every(997)]}, {"allOf": [every(991)]}]}, "{991}"),
+    ("pattern and format", every(997, format="email"), "format 'email'"),
+    ("format in allOf", every(997, allOf=[{"format": "email"}]), "format 'email' at /allOf/0"),
+    ("beside $ref", every(997, **{"$ref": "#/$defs/a", "$defs": {"a": every(991)}}), "{997}"),
+    (
+        "allOf over $ref",
+        {
+            "allOf": [{"$ref": f"#/$defs/d{n}"} for n in PRIMES],
+            "$defs": {f"d{n}": every(n) for n in PRIMES},
+        },
+        "/$defs/d",
+    ),
+    (
+        "refs in a row",
+        {
+            **every(997),
+            "$ref": "#/$defs/a",
+            "$defs": {"a": every(991, **{"$ref": "#/$defs/b"}), "b": every(983)},
+        },
+        "{997}",
+    ),
+    ("own and allOf's", every(997, allOf=[every(991), every(983)]), "{991}"),
+    ("of a property", {"allOf": [closed(a=every(997)), closed(a=every(991))]}, "{991}"),
+    (
+        "of a property and the others",
+        {
+            "allOf": [
+                {"type": "object", "additionalProperties": every(997)},
+                {"type": "object", "required": ["a"], "properties": {"a": every(991)}},
+            ]
+        },
+        "pattern",
+    ),
+    (
+        "of free names",
+        {
+            "type": "object",
+            "patternProperties": {"^a": every(997)},
+            "allOf": [{"additionalProperties": every(991)}],
+        },
+        "pattern",
+    ),
+    (
+        "of items",
+        {
+            "allOf": [
+                {"type": "array", "items": every(997)},
+                {"type": "array", "prefixItems": [every(991)], "minItems": 1},
+            ]
+        },
+        "pattern",
+    ),
+    (
+        "of a name and its pattern",
+        {
+            "type": "object",
+            "properties": {"ab": every(997)},
+            "patternProperties": {"^a": every(991)},
+        },
+        "{991}",
+    ),
+    ("beside anyOf", every(997, anyOf=[every(991), every(983)]), "{991}"),
+    (
+        "two anyOf",
+        {"allOf": [{"anyOf": [every(997), every(991)]}, {"anyOf": [every(983), every(977)]}]},
+        "{983}",
+    ),
+    ("length", every(997, minLength=991 * 3), "minLength"),
+    ("length in allOf", {"allOf": [every(997), {"minLength": 991 * 3}]}, "minLength at /allOf/1"),
+    ("same names", {"$ref": "#/$defs/a", "$defs": {"a": every(997, allOf=[every(991)])}}, "{991}"),
+]
+
+
+@pytest.mark.parametrize(("name", "schema", "told"), MEETING, ids=[name for name, *_ in MEETING])
+def test_one_pattern_holds_for_a_text(name: str, schema: Any, told: str):
+    """Others that meet it are left out with the notice, which names them, for calls as well."""
+    began = time.thread_time()
+    assert told in (notice_of(schema) or "")
+    assert time.thread_time() - began < LIMIT_S
+    hoisted = {key: schema[key] for key in ("$defs",) if key in schema}
+    inner = {key: value for key, value in schema.items() if key not in hoisted}
+    tools = Tools((tool({**closed(a=inner), **hoisted}),), is_required=True)
+    began = time.thread_time()
+    error = _refused(lambda: (check(None, tools), calls_grammar(tools, GEMMA)))
+    assert time.thread_time() - began < LIMIT_S
+    assert error is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "string", "format": name} for name in patterns.FORMATS]},
+        {"type": "object", "properties": {"a": DATE, "b": {"type": "string", "pattern": "x"}}},
+        {"allOf": [DATE, {"format": "date", "minLength": 10}]},
+        {"allOf": [closed(False, a=DATE), closed(False, a={"type": "string"})]},
+        {"oneOf": [closed(k={"const": n}, v={"type": "string", "pattern": f"{n}"}) for n in "ab"]},
+        {"type": "object", "patternProperties": {"^a": DATE, "^b": every(2)}},
+        {"type": "object", "properties": {"a": DATE}, "patternProperties": {"^x-": every(2)}},
+        {"type": "array", "prefixItems": [DATE, every(2)], "items": every(3)},
+        {
+            **closed(a={"$ref": "#/$defs/a"}, b={"$ref": "#/$defs/a", "title": "b"}),
+            "$defs": {"a": DATE},
+        },
+    ],
+    ids=json.dumps,
+)
+def test_patterns_that_do_not_meet_all_hold(schema: Any):
+    """Alternatives, and texts in different places."""
+    assert notice_of(schema) is None
 
 
 def union(n_parts: int, n_options: int) -> dict[str, Any]:
@@ -528,6 +688,15 @@ TOGETHER: list[tuple[str, list[Any]]] = [
         "unions that conflict in Gemma's syntax",
         [{"allOf": [union(4, 4), {"multipleOf": 3}, {"multipleOf": 5}]}] * 128,
     ),
+    ("repeats", [closed(a={"type": "string", "pattern": f"^({c}{{100}}){{100}}$"})
+                 for c in "abcdefghijklmnopqrst"]),
+    ("multiples", [closed(a={"type": "integer", "multipleOf": 19_997})] * 100),
+    ("enums and patterns", [
+        closed(a={"enum": [f"v{n}" for n in range(900)], "pattern": "^v[0-9]*7$"})
+    ] * 20),
+    ("free names", [
+        {"type": "object", "patternProperties": {f"^a{n:02}x": {} for n in range(50)}}
+    ] * 90),
     ("enums in unions", [closed(a={"enum": [*range(990)], "anyOf": [{"minimum": 0}] * 900})] * 4),
     ("a base with 400 in unions", [
         closed(a=closed(False, **{f"p{n}": {} for n in range(400)}) | {"anyOf": [{}] * 400})
