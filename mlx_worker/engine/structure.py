@@ -54,8 +54,8 @@ def _limits(n_symbols: int) -> LLParserLimits:
     )
 
 
-# Symbols of a grammar: llguidance can number 65,525 of them.
-LIMITS = _limits(500_000)
+LIMITS = _limits(65_000)  # llguidance can number no more symbols
+SCHEMA_LIMITS = _limits(32_000)  # one of 500 optional properties has 8,000; unions multiply
 # Of all tools together; one of four unions of four has 8,000 and takes 30 ms. Each is tried with
 # the first limit that it keeps, and costs that much.
 MAX_SYMBOLS = 100_000
@@ -159,7 +159,7 @@ def _notice(left_out: Sequence[str]) -> Notice | None:
 def _document(schema: str) -> tuple[str, tuple[str, ...]]:
     plain = read(parsed(schema, SCHEMA_PARAM), SCHEMA_PARAM)
     text = LLMatcher.grammar_from_json_schema(_with_options(plain.schema))
-    _try(text, SCHEMA_PARAM)
+    _try(text, SCHEMA_PARAM, SCHEMA_LIMITS)
     return text, plain.left_out
 
 
@@ -267,7 +267,7 @@ def _gemma_calls(
         raise refusal(param, str(problem), hint) from problem
     except TooLarge as problem:
         raise refusal(joint, TOO_COSTLY, SIMPLER) from problem
-    _try(LLMatcher.grammar_from_lark(tried), joint)
+    _try(LLMatcher.grammar_from_lark(tried), joint, LIMITS)
     return LLMatcher.grammar_from_lark(text), left_out
 
 
@@ -302,7 +302,7 @@ def _json_calls(
         r'BLANK: "\n"',
         f"call: %json {body}",
     ]
-    _try(LLMatcher.grammar_from_json_schema(_with_options(schema)), "tools")
+    _try(LLMatcher.grammar_from_json_schema(_with_options(schema)), "tools", LIMITS)
     return LLMatcher.grammar_from_lark("\n".join(rules))
 
 
@@ -321,7 +321,7 @@ def _bytes_tokenizer() -> LLTokenizer:
 
 
 def _try_sized(text: str, param: str, most: int) -> int:
-    """As _try; about how many symbols the grammar has, which must be at most `most`."""
+    """As _try: about how many symbols the grammar has, which must be at most `most`."""
     for size in SIZES:
         if size <= most:
             matcher = LLMatcher(_bytes_tokenizer(), text, log_level=0, limits=_limits(size))
@@ -331,9 +331,9 @@ def _try_sized(text: str, param: str, most: int) -> int:
     raise refusal(param, TOO_COSTLY, SIMPLER)
 
 
-def _try(text: str, param: str) -> None:
+def _try(text: str, param: str, limits: LLParserLimits) -> None:
     """Compile a grammar and begin a document of it. Raises RequestError with what is wrong."""
-    _begin(LLMatcher(_bytes_tokenizer(), text, log_level=0, limits=LIMITS), param)
+    _begin(LLMatcher(_bytes_tokenizer(), text, log_level=0, limits=limits), param)
 
 
 def _begin(matcher: LLMatcher, param: str) -> None:

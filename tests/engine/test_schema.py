@@ -458,6 +458,23 @@ HOSTILE: list[tuple[str, Any]] = [
     ("endless repeat", {"type": "string", "pattern": "a{99999999999}"}),
     ("long pattern", {"type": "string", "pattern": "a" * 5_000}),
     (
+        "unions of objects",
+        {
+            "allOf": [
+                {
+                    "anyOf": [
+                        {
+                            "type": "object",
+                            "properties": {f"k{n}{m}": every(2 + 10 * n + m) for m in range(4)},
+                        }
+                        for n in range(5)
+                    ]
+                }
+            ]
+            * 4
+        },
+    ),
+    (
         "800 patterns",
         {
             "anyOf": [
