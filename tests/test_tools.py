@@ -21,7 +21,7 @@ MULTIPLY: Any = {
     },
 }
 TIMER: Any = TOOLS["start_timer"]
-SEEDED = {"temperature": 0.9, "seed": 11, "max_tokens": 80}
+SEEDED = {"temperature": 0.9, "seed": 11, "max_tokens": 40}
 
 
 class Person(BaseModel):

@@ -78,18 +78,17 @@ def plain_reply(shape: str, sampling: str) -> Written:
 
 
 def some_of_the_table() -> list[Any]:
-    """Every draft with every depth, and with every sampling; all of them in the long tier."""
+    """Every draft, depth, sampling and shape meets several of the others; all in the long tier."""
     found = []
-    for (i, draft), depth, (j, name) in product(
-        enumerate(DRAFTS), (1, 2, 4, 8), enumerate(SAMPLINGS)
+    for (i, draft), depth, (j, name), (k, shape) in product(
+        enumerate(DRAFTS), (1, 2, 4, 8), enumerate(SAMPLINGS), enumerate(("own", "shared"))
     ):
-        marks = [] if (3 * i + j + depth) % 8 == 0 else [pytest.mark.long]
-        found.append(pytest.param(draft, depth, name, marks=marks))
+        marks = [] if (3 * i + j + depth + 5 * k) % 12 == 0 else [pytest.mark.long]
+        found.append(pytest.param(shape, draft, depth, name, marks=marks))
     return found
 
 
-@pytest.mark.parametrize("shape", ["own", "shared"])
-@pytest.mark.parametrize(("draft", "depth", "sampling"), some_of_the_table())
+@pytest.mark.parametrize(("shape", "draft", "depth", "sampling"), some_of_the_table())
 def test_the_reply_does_not_depend_on_the_drafter(
     shape: str, draft: str, depth: int, sampling: str
 ):
