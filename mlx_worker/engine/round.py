@@ -149,7 +149,7 @@ def launch(
     n_drafted, mask = drafts.n, None
     if constraint is not None:
         mx.async_eval(logits, hidden)  # the device verifies while the host works out the masks
-        drafts, mask = _allowed(constraint, drafts, sampler)
+        drafts, mask = _allowed(constraint, drafts, sampler, standard)
         logits, hidden = logits[: drafts.n + 1], hidden[: drafts.n + 1]
     choose = _choose_standard if standard and drafts.n else _choose_coupled
     chosen, n_kept = choose(logits, drafts, sampler, cursor, mask)
@@ -177,11 +177,20 @@ def _drafts(
 
 
 def _allowed(
-    constraint: Constraint, drafts: Drafts, sampler: Sampler
+    constraint: Constraint, drafts: Drafts, sampler: Sampler, standard: bool = False
 ) -> tuple[Drafts, mx.array | None]:
-    """The drafts up to the first that the grammar forbids, and (rows, V) what may stand where."""
+    """The drafts up to the first that the grammar forbids, and (rows, V) what may stand where.
+
+    standard  keep that one: its rule must reject it itself, or what is drawn in its place would
+              come from p, not from the residual of p and q. The row behind it is never used
+    """
     n, bits = constraint.rows([] if drafts.ids is None else ints(drafts.ids))
-    return drafts.first(n), None if bits is None else unpacked(bits, sampler.vocab_size)
+    mask = None if bits is None else unpacked(bits, sampler.vocab_size)
+    if standard and n < drafts.n:
+        n += 1
+        if mask is not None:
+            mask = mx.concatenate([mask, mx.ones((1, sampler.vocab_size), mx.bool_)])
+    return drafts.first(n), mask
 
 
 def _choose_coupled(

@@ -2,18 +2,26 @@
 
 import json
 import random
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
+from scipy.stats import chisquare
 
+from mlx_worker.engine.draft import DraftKind, Drafts
 from mlx_worker.engine.load import LoadedPair, load_pair
+from mlx_worker.engine.round import Cursor
+from mlx_worker.engine.sample import Sampler
 from mlx_worker.engine.structure import calls_grammar, structure_grammar
 from mlx_worker.records import Grammar, Sampling, Structure, Tools
 from tests.demo_prompts import TOOLS, prompt_of
-from tests.tiny import Guess, Script, Written, tiny_pair, write
+from tests.tiny import VOCAB, Guess, Script, Written, tiny_pair, write
 
 PROMPT = [2, *range(40, 51)]
 SCHEMA = {
@@ -319,3 +327,60 @@ def test_a_document_that_ends_at_the_cap_is_whole(demo: LoadedPair):
     cut = write(demo, prompt, len(whole.ids) - 1, grammar=held_to(PERSON))
     assert (cut.text, cut.done.finish_reason) == (whole.text, "length")
     assert cut.done.notice is None
+
+
+LETTERS = ["a", "b", "c"]
+DRAWS = 400
+
+
+class Skewed:
+    """Drafts one of two ids by a coin: one that is allowed, too often, and one that never is."""
+
+    kind: DraftKind = "model"
+    nbytes = 0
+
+    def __init__(self, ids: Sequence[int], sampler: Sampler) -> None:
+        flags = mx.arange(VOCAB)[:, None] == mx.array(list(ids))
+        self._law = mx.sum(flags.astype(mx.float32), axis=-1) / len(ids)
+        self._sampler = sampler
+
+    def begin(self, prompt_ids: Sequence[int]) -> None: ...
+
+    def propose(
+        self, depth: int, cursor: Cursor, *, with_laws: bool = False, forced: Sequence[int] = ()
+    ) -> Drafts:
+        id = self._sampler.draw(self._law, "draft", cursor.position)
+        return Drafts(id[None], self._law[None] if with_laws else None)
+
+    def commit(self, ids: Sequence[int], n_accepted: int) -> None: ...
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "standard"])
+def test_replies_under_a_grammar_follow_the_masked_law(acceptance: str):
+    """Also where drafts are forbidden. Under the standard rule these used to be left out, so that
+    what came in their place was drawn from p and not from the residual."""
+    pair = tiny_pair("own")
+    encode = pair.tokenizer.encode
+    letters = [encode(letter, add_special_tokens=False)[0] for letter in LETTERS]
+    quote = encode('"', add_special_tokens=False)
+    hidden = pair.target.hidden(mx.array([[*PROMPT, *quote]]), None)[0, -1:]
+    logits = np.array(pair.target.head(hidden)[0])[letters].astype(float)
+    level = dict(zip(letters, (logits.min() - logits).tolist(), strict=True))  # all alike likely
+    counts = Counter[str]()
+    for seed in range(DRAWS):
+        sampling = Sampling(temperature=1.0, seed=seed, logit_bias=level)
+        reply = write(
+            pair,
+            PROMPT,
+            4,
+            drafter=Skewed([letters[0], 200], Sampler(sampling, VOCAB, PROMPT)),
+            grammar=held_to({"enum": LETTERS}),
+            sampling=sampling,
+            speculation="on",
+            depth=1,
+            acceptance=acceptance,
+        )
+        counts[reply.text.strip('"')] += 1
+    drawn = [counts[letter] for letter in LETTERS]
+    assert sum(drawn) == DRAWS
+    assert chisquare(drawn).pvalue > 1e-6
