@@ -147,7 +147,7 @@ def test_the_assistant_is_a_real_draft(demo: LoadedPair, skill: str):
 SEEDED = {
     ("auto", "story"): [],
     ("lookup", "count"): [],
-    ("auto", "edit"): [],
+    ("auto", "edit"): [pytest.mark.long],
     ("auto", "count"): [pytest.mark.long],
     ("lookup", "story"): [pytest.mark.long],
     ("lookup", "edit"): [pytest.mark.long],

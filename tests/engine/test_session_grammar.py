@@ -91,7 +91,7 @@ def some_of_the_table() -> list[Any]:
     for (i, draft), depth, (j, name), (k, shape) in product(
         enumerate(DRAFTS), (1, 2, 4, 8), enumerate(SAMPLINGS), enumerate(("own", "shared"))
     ):
-        marks = [] if (3 * i + j + depth + 5 * k) % 12 == 0 else [pytest.mark.long]
+        marks = [] if (3 * i + j + depth + 5 * k) % 20 == 0 else [pytest.mark.long]
         found.append(pytest.param(shape, draft, depth, name, marks=marks))
     return found
 
@@ -330,7 +330,7 @@ def test_a_document_that_ends_at_the_cap_is_whole(demo: LoadedPair):
 
 
 LETTERS = ["a", "b", "c"]
-DRAWS = 400
+DRAWS = 240
 
 
 class Skewed:
