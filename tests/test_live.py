@@ -141,6 +141,20 @@ def test_on_shows_what_bench_measures_of_the_same_policy():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
+@needs_openblas
+def test_under_a_schema_the_draft_is_not_slower_than_plain_decoding():
+    """Interleaved, on replies that are the same."""
+    script = Path(__file__).parent.parent / "scripts" / "bench_json.py"
+    environ = {**os.environ, **preload(OPENBLAS)}
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environ)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert all(line["same_ids"] for line in found["lines"])
+    assert found["draft_over_plain"] >= 1.0
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_long_fixed_depth_is_off_with_the_reference_blas():
     """Nine rows cost about six here, and at this temperature a round doesn't give as many."""

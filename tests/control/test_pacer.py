@@ -38,6 +38,7 @@ from mlx_worker.control.measure import (
     SURE_PAIRS,
     CostPair,
     Sample,
+    bucket_of,
 )
 from mlx_worker.control.pacer import (
     DROPPED_STEPS,
@@ -1256,3 +1257,22 @@ def due() -> Controller:
 
 
 DUE = due()
+
+
+def test_what_a_grammars_steps_and_rounds_take_is_kept_apart():
+    """Its plain steps can't be built ahead: others' drafts would seem to gain by that."""
+    controller = Controller()
+    for n in range(8):
+        request, context = controller.begin(Traffic(20, has_grammar=True), float(n)), 20
+        while context < 160:
+            plan = request.plan()
+            until = context + plan.tokens
+            while context < until:
+                took_ms = 10.0 + 2 * plan.depth
+                request.observe(Round(plan.depth, plan.depth, plan.depth, took_ms, context))
+                context += plan.depth + 1
+        request.end()
+    memory, own = controller.memory, bucket_of(20, has_grammar=True)
+    assert set(memory.step_ms) == {own}
+    assert {pair.bucket for pair in memory.costs.pairs} == {own}
+    assert {sample.bucket for sample in memory.samples} == {own}
