@@ -22,7 +22,7 @@ from results import tell
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.session import generate_events
 from mlx_worker.engine.structure import structure_grammar
-from mlx_worker.records import Done, GenerationRequest, Speculation, Structure, Text
+from mlx_worker.records import Done, GenerationRequest, Speculation, Structure, Text, Timing
 
 NAMES = {"type": "array", "items": {"type": "string"}}
 PERSON = {
@@ -70,14 +70,10 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Reply:
-    """One reply: what was written, seconds from the first id to the last, and what drafts did."""
+    """One reply: what was written, and what that took."""
 
     ids: tuple[int, ...]
-    seconds: float
-    drafted: int
-    accepted: int
-    rounds: int
-    round_tokens: int
+    timing: Timing
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ class Line:
     cost_of_schema: float
     drafted: int
     accepted: int
-    tokens_per_round: float
+    tokens_per_round: float | None
     same_ids: bool
 
 
@@ -102,14 +98,7 @@ def reply(pair: LoadedPair, request: GenerationRequest) -> Reply:
             ids.extend(event.ids)
         elif isinstance(event, Done):
             timing = event.timing
-    return Reply(
-        tuple(ids),
-        timing.decode_ms / 1000,
-        timing.drafted,
-        timing.accepted,
-        timing.rounds,
-        timing.round_tokens,
-    )
+    return Reply(tuple(ids), timing)
 
 
 def compare(pair: LoadedPair, text: str, schema: object, depth: int, repeats: int) -> Line:
@@ -141,19 +130,20 @@ def compare(pair: LoadedPair, text: str, schema: object, depth: int, repeats: in
         with_schema=speedup(replies["off", True], held),
         without=speedup(replies["off", False], free),
         cost_of_schema=per_id(held) / per_id(free),
-        drafted=last.drafted,
-        accepted=last.accepted,
-        tokens_per_round=last.round_tokens / max(1, last.rounds),
+        drafted=last.timing.drafted,
+        accepted=last.timing.accepted,
+        tokens_per_round=last.timing.tokens_per_round,
         same_ids=len({one.ids for one in (*replies["off", True], *held)}) == 1,
     )
 
 
 def speedup(plain: Sequence[Reply], drafted: Sequence[Reply]) -> float:
-    return median(a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True))
+    pairs = zip(plain, drafted, strict=True)
+    return median(a.timing.decode_ms / b.timing.decode_ms for a, b in pairs)
 
 
 def per_id(replies: Sequence[Reply]) -> float:
-    return median(one.seconds / (len(one.ids) - 1) for one in replies)
+    return median(one.timing.decode_ms / (len(one.ids) - 1) for one in replies)
 
 
 def main() -> int:

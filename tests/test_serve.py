@@ -17,15 +17,13 @@ import pytest
 
 from mlx_worker.engine.checkpoint import DEMO_FOLDER
 from mlx_worker.worker import LOST
-from tests.workers import ANSWERS_S, COUNT, STARTS_S, TELL, Worker, wait_until
+from tests.workers import ANSWERS_S, COUNT, STARTS_S, TELL, Worker, running, wait_until
 
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    found = Worker(tmp_path_factory.mktemp("home"))
-    yield found
-    found.process.kill()
-    found.ended()
+    with running(tmp_path_factory.mktemp("home")) as worker:
+        yield worker
 
 
 ELSEWHERE = {

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.demo_prompts import TOOLS
-from tests.workers import Worker
+from tests.workers import Worker, running
 
 NUMBER = {"type": "integer"}
 MULTIPLY: Any = {
@@ -48,10 +48,8 @@ class Order(BaseModel):
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    found = Worker(tmp_path_factory.mktemp("home"))
-    yield found
-    found.process.kill()
-    found.ended()
+    with running(tmp_path_factory.mktemp("home")) as worker:
+        yield worker
 
 
 def said(text: str) -> list[Any]:

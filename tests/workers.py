@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ class Worker:
         self.process.communicate(timeout=STARTS_S)
         self.client.close()
         return self.process.returncode
+
+
+@contextmanager
+def running(home: Path) -> Iterator[Worker]:
+    """A worker that is gone afterwards, whatever happened."""
+    worker = Worker(home)
+    try:
+        yield worker
+    finally:
+        worker.process.kill()
+        worker.ended()
 
 
 def wait_until(is_so: Callable[[], bool], within_s: float = 10.0) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from mlx_worker.engine.grammar import Bits, GrammarTables, bits_of, has
+from mlx_worker.engine.structure import first_line
 from mlx_worker.errors import GenerationFailed
 from mlx_worker.records import Grammar
 
@@ -168,7 +169,7 @@ class Constraint:
 def _check(matcher: LLMatcher, is_fine: bool) -> None:
     """Raises GenerationFailed with the matcher's own complaint."""
     if not is_fine:
-        message = " ".join(matcher.get_error().split("\n", 1)[0].split())[:200]
+        message = first_line(matcher.get_error())
         raise GenerationFailed(
             f"the reply can't be held to its grammar: {message or 'an id it does not allow'}",
             hint="simplify the schema",

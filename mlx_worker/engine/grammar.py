@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from mlx_worker.engine.calls import sealed
-from mlx_worker.engine.structure import LIMITS
+from mlx_worker.engine.structure import LIMITS, first_line
 from mlx_worker.errors import RequestError
 from mlx_worker.records import TextProtocol
 
@@ -61,7 +61,7 @@ class GrammarTables:
         try:
             self._tokenizer = LLTokenizer(text, self._n_known, sorted(self.eos_ids))
         except ValueError as error:
-            raise _unreadable(_line(str(error))) from error
+            raise _unreadable(first_line(str(error))) from error
         self.all_ids = bits_of([id for id in tokens.values() if id < vocab_size], vocab_size)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
@@ -88,10 +88,6 @@ class GrammarTables:
         return row[: self.n_words] & self.all_ids
 
 
-def _line(message: str) -> str:
-    return " ".join(message.split("\n", 1)[0].split())[:200]
-
-
 def _unreadable(why: str) -> RequestError:
     return RequestError(
         f"this model's tokenizer is of a kind that no grammar can be followed with: {why}",
@@ -101,7 +97,7 @@ def _unreadable(why: str) -> RequestError:
 
 def _unusable(message: str) -> RequestError:
     return RequestError(
-        f"the grammar can't be followed with this model's tokenizer: {_line(message)}",
+        f"the grammar can't be followed with this model's tokenizer: {first_line(message)}",
         hint="simplify the schema, or ask with tool_choice auto",
     )
 

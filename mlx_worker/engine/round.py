@@ -170,10 +170,7 @@ def _drafts(
     """
     if drafter is None or depth <= len(forced):
         return certain(forced, law_size)
-    with_laws = law_size is not None
-    if forced:
-        return drafter.propose(depth, cursor, with_laws=with_laws, forced=forced)
-    return drafter.propose(depth, cursor, with_laws=with_laws)
+    return drafter.propose(depth, cursor, with_laws=law_size is not None, forced=forced)
 
 
 def _allowed(

@@ -362,9 +362,14 @@ _COMPLAINTS: tuple[tuple[str, str, str | None], ...] = (
 )
 
 
+def first_line(complaint: str) -> str:
+    """What llguidance says is wrong, short; its further lines show states of the parser."""
+    return " ".join(complaint.split("\n", 1)[0].split())[:200]
+
+
 def _complaint(message: str, param: str) -> RequestError:
-    """llguidance's complaint in one short line."""
-    line = " ".join(message.split("\n", 1)[0].split())[:200]
+    """The error that tells a client of llguidance's complaint."""
+    line = first_line(message)
     for pattern, said, hint in _COMPLAINTS:
         if match := re.search(pattern, line):
             return refusal(param, said.format(*match.groups()), hint)

@@ -114,16 +114,7 @@ def test_drafts_that_are_right_now_and_then_leave_the_reply_alone(depth: int, se
     plain = plain_reply("own", "sampled")
     chance = random.Random(seed)
     drafter = Guess(plain.ids, lambda i: chance.random() < 0.6)
-    drafted = write(
-        tiny_pair("own"),
-        PROMPT,
-        96,
-        drafter=drafter,
-        grammar=held_to(SCHEMA),
-        sampling=SAMPLINGS["sampled"],
-        speculation="on",
-        depth=depth,
-    )
+    drafted = tiny_reply("own", None, "sampled", drafter=drafter, speculation="on", depth=depth)
     assert drafted.ids == plain.ids
 
 
@@ -158,16 +149,7 @@ def test_forced_ids_count_in_neither_drafted_nor_accepted():
     """A draft that is always wrong has an acceptance of 0, whatever the grammar gave for free."""
     plain = plain_reply("own", "sampled")
     drafter = Guess(plain.ids, lambda i: False)
-    reply = write(
-        tiny_pair("own"),
-        PROMPT,
-        96,
-        drafter=drafter,
-        grammar=held_to(SCHEMA),
-        sampling=SAMPLINGS["sampled"],
-        speculation="on",
-        depth=4,
-    )
+    reply = tiny_reply("own", None, "sampled", drafter=drafter, speculation="on", depth=4)
     timing = reply.done.timing
     assert reply.ids == plain.ids
     assert timing.drafted > 0
