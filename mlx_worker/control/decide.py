@@ -220,8 +220,13 @@ def decide(requests: Sequence[Ratios]) -> Verdict:
     """
     assert requests, "a verdict needs requests"
     estimate = estimate_speedup(held_out_ratios(requests))
-    is_on = estimate.low is not None and estimate.low > 0 and whole_percent(estimate.speedup) >= 1
-    return Verdict(is_on, best_depth(requests), len(requests), estimate)
+    return Verdict(shows_gain(estimate), best_depth(requests), len(requests), estimate)
+
+
+def shows_gain(estimate: Estimate) -> bool:
+    """Whether its interval lies above zero, and it would not read +0 %."""
+    has_gain = estimate.low is not None and estimate.low > 0
+    return has_gain and whole_percent(estimate.speedup) >= 1
 
 
 def held_out_ratios(requests: Sequence[Ratios]) -> list[float]:

@@ -6,7 +6,7 @@ become a network. Engine thread only.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -46,16 +46,25 @@ def load_assistant(checkpoint: Checkpoint, target: Target) -> Assistant:
 
     Raises PairMismatch for one made for another target, CheckpointError for a broken one.
     """
-    config = checkpoint.config
-    args = _assistant_args(checkpoint)
-    _check_pair(checkpoint, args, target)
+    _check_pair(checkpoint, _assistant_args(checkpoint), target)
+    return read_assistant(checkpoint, settle)
+
+
+def read_assistant(checkpoint: Checkpoint, bring_in: Callable[[nn.Module], None]) -> Assistant:
+    """The assistant network of a folder, whatever its target.
+
+    bring_in  brings its weights into memory
+
+    Raises CheckpointError for a broken one.
+    """
+    config, args = checkpoint.config, _assistant_args(checkpoint)
     n_centroids, n_clusters = _head_size(checkpoint, args.vocab_size)
     try:
         network = Assistant(args, config["backbone_hidden_size"], n_centroids, n_clusters)
         weights = _assistant_weights(checkpoint)
         _quantize_like(network, weights, config)
         network.load_weights(list(weights.items()))
-        settle(network)
+        bring_in(network)
     except Exception as error:  # a config can be wrong in as many ways as a network can fail
         raise build_error(checkpoint, error) from error
     if n_centroids:
