@@ -7,6 +7,12 @@ Class                              code                     status  retry
   ConfigError                      config_error             500     no    cli exits 2
   ModelError                       model_error              500     no
     ModelNotFound                  model_not_found          404     no
+    IncompleteModel                incomplete_model         409     no    a pull mends it
+    HubError                       hub_error                502     yes
+      HubUnreachable               hub_unreachable          502     yes
+    GatedModel                     gated_model              403     no    a licence to accept
+    NoSpace                        no_space                 507     no
+    ModelBusy                      model_busy               409     yes   while it is downloaded
     CheckpointError                checkpoint_error         500     no
     ModelTooLarge                  model_too_large          500     no
     UnsupportedModel               unsupported_model        500     no
@@ -16,6 +22,7 @@ Class                              code                     status  retry
     NotEnoughMemory                not_enough_memory        400     no
     UnknownModel                   model_not_found          404     no
     InvalidParameter               invalid_parameter        400     no
+  ModelInUse                       model_in_use             409     yes   after its requests
   Overloaded                       overloaded               503     yes   after retry_after_s
   ShuttingDown                       shutting_down            503     yes
   TimedOut                         timed_out                504     yes   the limit of one call
@@ -30,7 +37,7 @@ str(error) is the whole line for a person: "what: value, limit. hint: next step"
 
 import math
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -88,6 +95,75 @@ class ModelNotFound(ModelError):
     def __init__(self, model: str, *, hint: str | None = None):
         super().__init__(f"model not found: {model}", hint=hint or f"mlx-worker pull {model}")
         self.model = model
+
+
+class IncompleteModel(ModelError):
+    """A model that was pulled, of which files are missing."""
+
+    code = "incomplete_model"
+    status = 409
+
+    def __init__(self, model: str, missing: Sequence[str], *, n_files: int):
+        are = "is" if len(missing) == 1 else "are"
+        super().__init__(
+            f"{model}: {len(missing)} of its {n_files} files {are} not here whole ({missing[0]})",
+            hint=f"mlx-worker pull {model} gets what is missing, and nothing twice",
+        )
+
+
+class HubError(ModelError):
+    """The model hub answered, but not with what was asked for."""
+
+    code = "hub_error"
+    status = 502
+    retryable = True
+
+
+class HubUnreachable(HubError):
+    """The model hub did not answer, or may not be asked."""
+
+    code = "hub_unreachable"
+
+
+class GatedModel(ModelError):
+    """The hub gives a repository only to those who accepted its licence."""
+
+    code = "gated_model"
+    status = 403
+
+    def __init__(self, repo: str, url: str):
+        super().__init__(
+            f"{repo} is gated: its licence must be accepted first",
+            hint=f"accept it at {url}, run `hf auth login` with a token of the same account, "
+            "then pull again",
+        )
+
+
+class NoSpace(ModelError):
+    """The disk has no room for a model."""
+
+    code = "no_space"
+    status = 507
+
+    def __init__(self, folder: Path | str, *, need_bytes: int, free_bytes: int):
+        super().__init__(
+            f"{_megabytes(need_bytes)} are still to come, the disk of {folder} has "
+            f"{_megabytes(free_bytes)} free",
+            hint="free some space, or choose another disk with HF_HOME; what is here is kept",
+        )
+
+
+class ModelBusy(ModelError):
+    """A model that is being downloaded can't be removed or downloaded otherwise."""
+
+    code = "model_busy"
+    status = 409
+    retryable = True
+
+    def __init__(self, model: str):
+        super().__init__(
+            f"{model} is being downloaded", hint="stop that first, or wait for its end"
+        )
 
 
 class CheckpointError(ModelError):
@@ -214,6 +290,21 @@ class InvalidParameter(RequestError):
         super().__init__(f"{param}: {shown(value)}, must be {limit}", param=param, hint=hint)
         self.value = value
         self.limit = limit
+
+
+class ModelInUse(WorkerError):
+    """A model that is to be removed while requests need it."""
+
+    code = "model_in_use"
+    status = 409
+    retryable = True
+
+    def __init__(self, model: str, *, n_requests: int):
+        what = "1 request" if n_requests == 1 else f"{n_requests} requests"
+        super().__init__(
+            f"{model}: {what} running or waiting", hint="try again once the model has answered"
+        )
+        self.model = model
 
 
 class Overloaded(WorkerError):

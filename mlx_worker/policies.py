@@ -6,16 +6,15 @@ Blocking; any thread.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from tempfile import mkstemp
 from threading import Lock
 from typing import Any
 
 from mlx_worker.config import home
 from mlx_worker.errors import ConfigError, InvalidParameter, shown
+from mlx_worker.files import write_whole
 from mlx_worker.records import Settings
 
 FILE = "policies.json"
@@ -78,22 +77,10 @@ class Policies:
         return values
 
     def _write(self, values: Mapping[str, Any]) -> None:
-        """Whole or not at all, whatever happens on the way."""
-        draft = None
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            number, draft = mkstemp(".new", self.path.stem, self.path.parent)  # nobody else's
-            with open(number, "w") as file:
-                json.dump(values, file, indent=2)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self.path)
+            write_whole(self.path, json.dumps(values, indent=2) + "\n")
         except OSError as error:
             raise ConfigError(f"{self.path}: can't be written: {error.strerror}") from None
-        finally:
-            if draft is not None:
-                Path(draft).unlink(missing_ok=True)
 
 
 def check(changes: Mapping[str, Any]) -> None:

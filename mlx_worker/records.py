@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Speculation = Literal["auto", "on", "off"]
@@ -27,6 +28,20 @@ LEAST_SPAN_MS = 1e-6  # a nanosecond: a clock that counts them measured nothing 
 def per_second(n: int, span_ms: float) -> float | None:
     """A rate; None where there is nothing to divide, or no time that was measured."""
     return n / (span_ms / 1000) if n > 0 and span_ms >= LEAST_SPAN_MS else None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on this machine: what it goes by, and where its files are.
+
+    draft          the one that belongs to it, where there is one here
+    draft_problem  why there is none although one was looked for
+    """
+
+    name: str
+    folder: Path
+    draft: Source | None = None
+    draft_problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -555,6 +570,9 @@ class Engine(Protocol):
     settings  those in force
     change    replaces the fields of Settings that are named, from the next call on, and keeps them;
               returns what is in force then. Raises ConfigError where they can't be kept
+    refresh_models  look again at what there is to serve; it is also looked at every few seconds
+    forget    stop serving a model whose files are to go, and free its memory. Raises UnknownModel,
+              ModelInUse while a request with it runs or waits
     """
 
     def submit(self, call: Call) -> AsyncGenerator[Started | ReplyEvent, None]: ...
@@ -568,6 +586,10 @@ class Engine(Protocol):
     def settings(self) -> Settings: ...
 
     async def change(self, changes: Mapping[str, Any]) -> Settings: ...
+
+    async def refresh_models(self) -> None: ...
+
+    async def forget(self, id: str) -> None: ...
 
 
 class Tokenizer(Protocol):

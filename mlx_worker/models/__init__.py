@@ -1,0 +1,1 @@
+"""Models on this machine: what there is to be had, getting it, and what was got."""

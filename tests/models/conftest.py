@@ -1,0 +1,31 @@
+"""A hub of the test's own, and small repositories on it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from mlx_worker.models import transfer
+from mlx_worker.models.cache import Cache
+from mlx_worker.models.hub import Hub
+from mlx_worker.models.store import Store
+from tests.hub import LocalHub
+from tests.models.shelf import Shelf
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    """The server; waits between tries are a hundredth of what they are for users."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(transfer, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(transfer, "LONGEST_WAIT_S", 0.05)
+    with LocalHub(tmp_path / "served") as hub:
+        yield hub
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, local: LocalHub) -> Shelf:
+    """A worker's folder and cache, empty, and the client of that hub."""
+    store = Store(tmp_path / ".mlx-worker", Cache(tmp_path / "cache"))
+    return Shelf(store, Hub(local.endpoint), local)
