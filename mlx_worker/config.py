@@ -21,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    StringConstraints,
     ValidationError,
 )
 
@@ -33,6 +34,7 @@ CONFIG_FILE = "config.yaml"
 
 SECRET_KEYS = frozenset({"server.api_key"})  # no message shows their value
 MIN_KEY_CHARS = 8
+LEAST_TEMPERATURE = 1e-6
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_])?)"
 _PORT = r"(?::[1-9][0-9]{0,4})?"
 _AUTHORITY = re.compile(_HOST + _PORT)
@@ -44,19 +46,55 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class OtherModel(Section):
-    """One more model that requests may name."""
+def _temperature(value: float) -> float:
+    if 0 < value < LEAST_TEMPERATURE:
+        raise ValueError(f"must be 0 for greedy, or at least {LEAST_TEMPERATURE:g}")
+    return value
 
-    id: str
-    draft: str = "auto"
+
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 
 
-class ModelSection(Section):
-    """Which pair is loaded; others are loaded when a request names them."""
+class SamplingSection(Section):
+    """What a model's requests are sampled with when they don't say; the ranges are a request's.
 
-    id: str | None = None
-    draft: str = "auto"
-    others: tuple[OtherModel, ...] = ()
+    None: as the model's own generation_config says
+    """
+
+    temperature: (
+        Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_temperature)] | None
+    ) = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+
+    @property
+    def given(self) -> dict[str, float]:
+        """Those that are set."""
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
+def _section(value: object) -> object:
+    """A section that is written without any key under it is an empty one."""
+    return {} if value is None else value
+
+
+class ModelEntry(Section):
+    """A model that requests may name.
+
+    draft           auto, none, lookup, or a name
+    context_tokens  of a prompt and its reply; None: as many as the model was made for
+    preload         load it at the start; None: if it is the default
+    """
+
+    id: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    draft: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = "auto"
+    context_tokens: Annotated[int, Field(ge=1)] | None = None
+    preload: bool | None = None
+    sampling: Annotated[SamplingSection, BeforeValidator(_section)] = SamplingSection()
 
 
 class GenerationSection(Section):
@@ -93,6 +131,17 @@ class SpeculationSection(Section):
     depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
     acceptance: Acceptance = "coupled"
     assistant_position: Literal["last_cached", "newest"] = "last_cached"
+
+
+def _listed(value: object) -> object:
+    """A variable of the environment gives the models as YAML or JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = parse_yaml(value)
+    except yaml.YAMLError:
+        raise ValueError("must be a list in YAML or JSON") from None
+    return () if parsed is None else parsed
 
 
 def _split(value: object) -> object:
@@ -157,7 +206,7 @@ class ServerSection(Section):
 class Config(Section):
     """Everything that can be set; Config() is every default."""
 
-    model: ModelSection = ModelSection()
+    models: Annotated[tuple[ModelEntry, ...], BeforeValidator(_listed)] = ()
     generation: GenerationSection = GenerationSection()
     speculation: SpeculationSection = SpeculationSection()
     server: ServerSection = ServerSection()
@@ -170,9 +219,21 @@ def home() -> Path:
 
 
 def known_keys() -> list[str]:
-    """Every key, dotted: "speculation.mode"."""
-    sections: dict[str, dict[str, Any]] = Config().model_dump()
-    return [f"{section}.{key}" for section, keys in sections.items() for key in keys]
+    """Every key, dotted: "speculation.mode"; of the models, which are a list, only "models"."""
+    return list(_dotted(Config().model_dump()))
+
+
+def entry_keys() -> list[str]:
+    """Every key of one of the models, dotted: "sampling.temperature"."""
+    return list(_dotted(ModelEntry(id="x").model_dump()))
+
+
+def _dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _dotted(cast("dict[str, Any]", value), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 def load(path: Path | str | None = None, environ: Mapping[str, str] | None = None) -> Config:
@@ -185,14 +246,16 @@ def load(path: Path | str | None = None, environ: Mapping[str, str] | None = Non
     """
     file = Path(path) if path is not None else home() / CONFIG_FILE
     must_exist = path is not None
-    values, lines = _read(file) if must_exist or file.exists() else ({}, {})
+    text = read_text(file) if must_exist or file.exists() else ""
+    values, lines = parse(text, file)
     origins = {key: f"{file}, line {line}" for key, line in lines.items()}
     for name, value in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(ENV_PREFIX) and name != ENV_HOME:
             key = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+            origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.")}
             origins[key] = name
             _put(values, key, value)
-    return _build(values, origins)
+    return check(values, origins)
 
 
 def override(config: Config, flags: Mapping[str, object]) -> Config:
@@ -204,29 +267,71 @@ def override(config: Config, flags: Mapping[str, object]) -> Config:
     given = {key: value for key, value in flags.items() if value is not None}
     for key, value in given.items():
         _put(values, key, value)
-    return _build(values, {})
+    return check(values, {})
 
 
-def _build(values: dict[str, Any], origins: Mapping[str, str]) -> Config:
+def check(values: dict[str, Any], origins: Mapping[str, str]) -> Config:
+    """The Config of such values. origins: dotted key → where it is set, for messages.
+
+    Raises ConfigError: an unknown key or a bad value.
+    """
     try:
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as invalid:
         first = invalid.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
-        origin = f"{origins[key]}: " if key in origins else ""
+        origin = _origin(key, origins)
         if first["type"] == "extra_forbidden":
             raise ConfigError(
-                f"{origin}unknown key: {key}", hint=f"did you mean {_nearest(key)}?"
+                f"{origin}unknown key: {key}", hint=f"did you mean {nearest(key)}?"
             ) from None
         limit = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        if first["type"] == "model_type" and key.startswith("models."):
+            limit = "must be an entry, as in {id: demo}"
+        if first["type"] == "missing":
+            raise ConfigError(f"{origin}{key}: is missing") from None
         value = "" if key in SECRET_KEYS else f"{shown(first['input'])}, "
         raise ConfigError(f"{origin}{key}: {value}{limit}") from None
+    _check_models(config, origins)
+    return config
 
 
-def _nearest(unknown: str) -> str:
+def _check_models(config: Config, origins: Mapping[str, str]) -> None:
+    """What no entry can see alone. Raises ConfigError."""
+    seen: dict[str, int] = {}
+    for n, entry in enumerate(config.models):
+        if entry.id in seen:
+            key = f"models.{n}.id"
+            raise ConfigError(
+                f"{_origin(key, origins)}{key}: {shown(entry.id)}, "
+                f"must differ from that of models.{seen[entry.id]}"
+            )
+        seen[entry.id] = n
+    n_preloaded, most = sum(entry.preload is True for entry in config.models), config.limits.loaded
+    if n_preloaded > most:
+        raise ConfigError(
+            f"{_origin('models', origins)}models: {n_preloaded} have preload: true, "
+            f"must be at most limits.loaded, which is {most}",
+            hint=f"raise limits.loaded to {n_preloaded}, or preload fewer",
+        )
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Where a key is set, or what it is a part of, or else the first part of it."""
+    ancestor = key
+    while ancestor not in origins and "." in ancestor:
+        ancestor = ancestor.rpartition(".")[0]
+    parts = (part for part in sorted(origins) if part.startswith(f"{key}."))
+    found = ancestor if ancestor in origins else next(parts, None)
+    return f"{origins[found]}: " if found else ""
+
+
+def nearest(unknown: str) -> str:
     """The known key most like `unknown`, by its whole name or by its last part."""
     last = unknown.rpartition(".")[2]
     candidates = known_keys() + (list(Config.model_fields) if "." not in unknown else [])
+    if entry := re.match(r"models\.\d+\.", unknown):
+        candidates = [f"{entry[0]}{key}" for key in [*entry_keys(), "sampling"]]
 
     def likeness(known: str) -> float:
         by_last = difflib.SequenceMatcher(None, last, known.rpartition(".")[2]).ratio()
@@ -235,36 +340,49 @@ def _nearest(unknown: str) -> str:
     return max(candidates, key=likeness)
 
 
-def _read(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """A YAML file as nested dicts, and the line of each dotted key."""
+def read_text(file: Path) -> str:
+    """What is in the file, line ends as they are. Raises ConfigError."""
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as broken:
+        raise ConfigError(f"{file}: not UTF-8 at byte {broken.start}") from None
+    except OSError as failed:
+        raise ConfigError(f"{file}: {failed.strerror or failed}") from None
+
+
+def parse(text: str, file: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """A YAML file's text as nested dicts, and the line of each dotted key. Raises ConfigError."""
     lines: dict[str, int] = {}
     try:
-        text = file.read_text(encoding="utf-8")
-        node = cast("yaml.Node | None", yaml.compose(text, Loader=_Loader))  # pyright: ignore[reportUnknownMemberType]
+        node = cast("yaml.Node | None", yaml.compose(text, Loader=Loader))  # pyright: ignore[reportUnknownMemberType]
         if node is None:
             return {}, {}
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{file}: must be sections with keys", hint="see config.example.yaml")
-        for key, line in _key_lines(node):
+        for key, line in _mapping_lines(node):
             if key in lines:
                 raise ConfigError(f"{file}, line {line}: {key}: already set in line {lines[key]}")
             lines[key] = line
-        values: dict[str, Any] = yaml.load(text, Loader=_Loader)
+        values = cast("dict[str, Any]", parse_yaml(text))
     except yaml.MarkedYAMLError as broken:
         mark = broken.problem_mark or broken.context_mark
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{file}{line}: {broken.problem or broken.context}") from None
     except yaml.YAMLError as broken:
         raise ConfigError(f"{file}: {broken}") from None
-    except UnicodeDecodeError as broken:
-        raise ConfigError(f"{file}: not UTF-8 at byte {broken.start}") from None
-    except OSError as failed:
-        raise ConfigError(f"{file}: {failed.strerror or failed}") from None
-    # A section that is written without any key under it ("model:") is an empty section.
-    return {key: {} if value is None else value for key, value in values.items()}, lines
+    # A section that is written without any key under it ("server:") is an empty section.
+    empty: dict[str, Any] = {"models": []}
+    return {
+        key: empty.get(key, {}) if value is None else value for key, value in values.items()
+    }, lines
 
 
-class _Loader(yaml.SafeLoader):
+def parse_yaml(text: str) -> object:
+    """Raises yaml.YAMLError."""
+    return yaml.load(text, Loader=Loader)
+
+
+class Loader(yaml.SafeLoader):
     """YAML 1.2 booleans: only true and false, so `mode: off` and `id: no` stay words."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  (PyYAML's own class attribute)
@@ -273,12 +391,21 @@ class _Loader(yaml.SafeLoader):
     }
 
 
-def _key_lines(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, int]]:
+def _mapping_lines(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, int]]:
     for key, value in node.value:
         dotted = f"{prefix}{key.value}"
         yield dotted, key.start_mark.line + 1
-        if isinstance(value, yaml.MappingNode):
-            yield from _key_lines(value, f"{dotted}.")
+        yield from _key_lines(value, f"{dotted}.")
+
+
+def _key_lines(node: yaml.Node, prefix: str) -> Iterator[tuple[str, int]]:
+    """Of the keys in a value; an item of a list has its number for a key."""
+    if isinstance(node, yaml.MappingNode):
+        yield from _mapping_lines(node, prefix)
+    elif isinstance(node, yaml.SequenceNode):
+        for n, item in enumerate(node.value):
+            yield f"{prefix}{n}", item.start_mark.line + 1
+            yield from _key_lines(item, f"{prefix}{n}.")
 
 
 def _put(values: dict[str, Any], key: str, value: object) -> None:

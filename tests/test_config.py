@@ -1,13 +1,27 @@
 """What config.yaml, the environment and the flags set, and how mistakes in them are explained."""
 
 import itertools
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mlx_worker.config import SECRET_KEYS, Config, home as folder, known_keys, load, override
-from mlx_worker.errors import ConfigError
+from mlx_worker.config import (
+    SECRET_KEYS,
+    Config,
+    ModelEntry,
+    SamplingSection,
+    entry_keys,
+    home as folder,
+    known_keys,
+    load,
+    override,
+)
+from mlx_worker.engine.validate import check_sampling
+from mlx_worker.errors import ConfigError, InvalidParameter
+from mlx_worker.records import Sampling
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
 
@@ -33,7 +47,8 @@ def test_the_example_file_is_every_default():
 def test_the_example_file_explains_every_key():
     """Each key stands in the file, below one comment line."""
     sections = yaml.safe_load(EXAMPLE.read_text())
-    assert [f"{name}.{key}" for name in sections for key in sections[name]] == known_keys()
+    found = [f"{name}.{key}" for name in sections for key in sections[name]]
+    assert ["models", *found] == known_keys()
     lines = EXAMPLE.read_text().splitlines()
     for above, line in itertools.pairwise(lines):
         if line.startswith("  ") and "#" not in line:
@@ -60,8 +75,8 @@ def test_the_folder_follows_mlx_worker_home(tmp_path: Path, monkeypatch: pytest.
 def test_the_file_in_the_folder_is_read(home: Path):
     """load() without a path reads config.yaml in the folder."""
     (home / ".mlx-worker").mkdir()
-    (home / ".mlx-worker" / "config.yaml").write_text("model: {id: some/model}\n")
-    assert load(environ={}).model.id == "some/model"
+    (home / ".mlx-worker" / "config.yaml").write_text("models: [{id: some/model}]\n")
+    assert [entry.id for entry in load(environ={}).models] == ["some/model"]
 
 
 def test_environment_wins_over_file_and_flags_win_over_both(file: Path):
@@ -84,7 +99,7 @@ def test_an_empty_file_and_an_empty_section_set_nothing(file: Path):
     """Commenting out every key of a section leaves a valid file."""
     file.write_text("")
     assert load(file, {}) == Config()
-    file.write_text("model:\n  # id: x\n")
+    file.write_text("models:\n  # - id: x\nserver:\n  # port: 1\n")
     assert load(file, {}) == Config()
 
 
@@ -92,7 +107,7 @@ def test_an_empty_file_and_an_empty_section_set_nothing(file: Path):
     ("text", "message"),
     [
         (
-            "model: {id: x}\nspeculation:\n  depht: 3\n",
+            "models: [{id: x}]\nspeculation:\n  depht: 3\n",
             "config.yaml, line 3: unknown key: speculation.depht. "
             "hint: did you mean speculation.depth?",
         ),
@@ -113,11 +128,11 @@ def test_an_empty_file_and_an_empty_section_set_nothing(file: Path):
             "config.yaml, line 1: speculation.mode: 'fast', should be 'auto', 'on' or 'off'",
         ),
         (
-            "model:\n  draft: a\n  draft: b\n",
-            "config.yaml, line 3: model.draft: already set in line 2",
+            "limits:\n  loaded: 1\n  loaded: 2\n",
+            "config.yaml, line 3: limits.loaded: already set in line 2",
         ),
         (
-            "model:\n  id: [1\nx: 2\n",
+            "models:\n  [1\nx: 2\n",
             "config.yaml, line 3: expected ',' or ']', but got ':'",
         ),
         ("- a\n", "config.yaml: must be sections with keys. hint: see config.example.yaml"),
@@ -148,8 +163,8 @@ def test_a_named_file_must_exist(file: Path):
 
 def test_a_file_that_is_no_text_is_refused(file: Path):
     """Bytes that are no UTF-8 give a message, not a traceback."""
-    file.write_bytes(b"model: \xff\n")
-    with pytest.raises(ConfigError, match="not UTF-8 at byte 7"):
+    file.write_bytes(b"models: \xff\n")
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 8"):
         load(file, {})
 
 
@@ -240,7 +255,113 @@ def test_no_way_of_printing_a_config_shows_the_key(file: Path):
     assert set(known_keys()) >= SECRET_KEYS
 
 
+# --- models -----------------------------------------------------------------------------------
+
+
+def test_an_entry_of_the_example_file_is_one_at_its_defaults():
+    """Once it isn't a comment any more."""
+    lines = EXAMPLE.read_text().splitlines()
+    start = lines.index("#   models:")
+    entry = itertools.takewhile(lambda line: line.startswith("#   "), lines[start:])
+    models = yaml.safe_load("\n".join(line[1:] for line in entry))["models"]
+    config = Config.model_validate({"models": models})
+    assert config.models == (ModelEntry(id="gemma-4-e2b"),)
+    keys = [key for key in models[0] if key != "sampling"]
+    assert [*keys, *(f"sampling.{key}" for key in models[0]["sampling"])] == entry_keys()
+
+
+def test_models_can_be_given_as_a_variable(file: Path):
+    """As YAML or JSON; the file's are not mixed with them."""
+    file.write_text("models: [{id: a, draft: none}]\n")
+    for text in (
+        "[{id: b, preload: true}]",
+        '[{"id": "b", "preload": true}]',
+        "- id: b\n  preload: true",
+    ):
+        models = load(file, {"MLX_WORKER_MODELS": text}).models
+        assert models == (ModelEntry(id="b", preload=True),)
+    assert load(file, {"MLX_WORKER_MODELS": ""}).models == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {id: x}\n", "config.yaml, line 1: unknown key: model. hint: did you mean models?"),
+        (
+            "models:\n- id: a\n- id: b\n  drat: none\n",
+            "config.yaml, line 4: unknown key: models.1.drat. hint: did you mean models.1.draft?",
+        ),
+        (
+            "models:\n- id: a\n  sampling:\n    temprature: 1\n",
+            "config.yaml, line 4: unknown key: models.0.sampling.temprature. "
+            "hint: did you mean models.0.sampling.temperature?",
+        ),
+        (
+            "models:\n- id: a\n  sampling: {top_p: 3}\n",
+            "config.yaml, line 3: models.0.sampling.top_p: 3, should be less than or equal to 1",
+        ),
+        (
+            "models:\n- id: a\n  context_tokens: 0\n",
+            "config.yaml, line 3: models.0.context_tokens: 0, should be greater than or equal to 1",
+        ),
+        ("models:\n- draft: none\n", "config.yaml, line 2: models.0.id: is missing"),
+        (
+            "models:\n- id: a\n  draft: x\n  draft: y\n",
+            "config.yaml, line 4: models.0.draft: already set in line 3",
+        ),
+        (
+            "models:\n- id: a\n- id: a\n",
+            "config.yaml, line 3: models.1.id: 'a', must differ from that of models.0",
+        ),
+        (
+            "models:\n- {id: a, preload: true}\n- {id: b, preload: true}\n",
+            "config.yaml, line 1: models: 2 have preload: true, must be at most limits.loaded, "
+            "which is 1. hint: raise limits.loaded to 2, or preload fewer",
+        ),
+    ],
+)
+def test_a_mistake_in_an_entry_is_named_with_its_line(file: Path, text: str, message: str):
+    """By the entry's number, from 0, and the key in it."""
+    assert refusal(file, text) == message
+
+
+def test_a_mistake_in_a_variable_of_models_names_the_variable(file: Path):
+    """Also where the file has models of its own."""
+    text = "models:\n- id: a\n  draft: none\n"
+    assert refusal(file, text, {"MLX_WORKER_MODELS": "[{id: b, draft: 3}]"}) == (
+        "MLX_WORKER_MODELS: models.0.draft: 3, should be a valid string"
+    )
+    assert refusal(file, text, {"MLX_WORKER_MODELS": "[{"}) == (
+        "MLX_WORKER_MODELS: models: '[{', must be a list in YAML or JSON"
+    )
+    assert refusal(file, text, {"MLX_WORKER_MODEL__ID": "a"}) == (
+        "MLX_WORKER_MODEL__ID: unknown key: model. hint: did you mean models?"
+    )
+
+
+def accepts(key: str, value: float) -> bool:
+    try:
+        SamplingSection.model_validate({key: value})
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key", [key.partition(".")[2] for key in entry_keys() if "." in key])
+def test_the_ranges_of_sampling_are_those_of_a_request(key: str):
+    """So that nothing is configured that every request would be refused with."""
+    whole = [-3, -2, -1, 0, 1, 2, 3, 99, 100, 101]
+    fractions = [-2.1, -0.5, 1e-7, 1e-6, 0.009, 0.01, 0.5, 1.1, 2.1, 100.1, math.nan, math.inf]
+    for value in whole if key == "top_k" else [*whole, *fractions]:
+        try:
+            check_sampling(replace(Sampling(), **{key: value}), 8)
+        except InvalidParameter:
+            assert not accepts(key, value), value
+        else:
+            assert accepts(key, value), value
+
+
 def test_sections_are_frozen():
     """Nobody changes a setting in place; overriding builds a new Config."""
     with pytest.raises(ValueError, match="frozen"):
-        Config().model.draft = "none"  # pyright: ignore[reportAttributeAccessIssue]
+        Config().server.port = 1  # pyright: ignore[reportAttributeAccessIssue]
