@@ -8,19 +8,27 @@ thread runs.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
 from mlx_worker.calls import check_form, has_form, opening_of, request_of, token_names
-from mlx_worker.config import Config
+from mlx_worker.config import Config, ModelEntry
 from mlx_worker.engine import memory
 from mlx_worker.engine.session import check
 from mlx_worker.engine.thread import EngineThread
-from mlx_worker.errors import EngineDied, Overloaded, ShuttingDown, TimedOut
+from mlx_worker.errors import (
+    ConfigError,
+    EngineDied,
+    ModelInUse,
+    Overloaded,
+    ShuttingDown,
+    TimedOut,
+    WorkerError,
+)
 from mlx_worker.policies import Policies
 from mlx_worker.records import (
     Call,
@@ -48,6 +56,7 @@ class Dispatcher:
 
     policies, settings, policy_problem  the file of the settings, what it said, and why it could
                                         not be read
+    changed  which models there are now, if not those that there were; blocking; raises ConfigError
 
     Next: keep `watch` running, and `drain` it before its thread is closed.
     """
@@ -60,6 +69,7 @@ class Dispatcher:
         policies: Policies,
         settings: Settings,
         policy_problem: str | None = None,
+        changed: Callable[[], Mapping[str, ModelEntry] | None] = lambda: None,
     ) -> None:
         self._thread = thread
         self._roster = roster
@@ -68,6 +78,10 @@ class Dispatcher:
         self._policies = policies
         self._settings = settings
         self._policy_problem = policy_problem
+        self._changed = changed
+        self._refreshing = asyncio.Lock()
+        self._tidying: asyncio.Task[None] | None = None  # kept, so that it isn't collected
+        self._calls: Counter[str] = Counter()  # that run or wait, of each model
         self._n_waiting = self._n_running = 0
         self._took_s: deque[float] = deque([FIRST_GUESS_S], RECENT_CALLS)
         self._trouble: str | None = None
@@ -77,10 +91,12 @@ class Dispatcher:
 
     async def submit(self, call: Call) -> AsyncGenerator[Started | ReplyEvent, None]:
         self._admit()
-        id = self._roster.known(call.model)
+        id = await self._known(call.model)
+        self._admit()  # others may have come meanwhile
         submitted = perf_counter()
         is_running = False
         self._n_waiting += 1
+        self._calls[id] += 1
         self._is_idle.clear()
         try:
             if has_form(call):
@@ -99,6 +115,7 @@ class Dispatcher:
                     yield event
             self._took_s.append(perf_counter() - submitted)
         finally:
+            self._calls[id] -= 1
             if is_running:
                 self._n_running -= 1
             else:
@@ -166,10 +183,51 @@ class Dispatcher:
             return "draining"
         return "ready" if health.is_ok else "failing"
 
-    async def preload(self) -> None:
-        """Load the default model before the first call asks for it. Raises ModelError."""
-        id = self._roster.known(None)
-        async for _ in self._thread.events(lambda: self._preloading(id)):
+    async def preload(self, ids: Sequence[str]) -> None:
+        """Load models before the first call asks for them. Raises ModelError."""
+        for id in ids:
+            await self._run(lambda id=id: self._preload(id))
+
+    async def refresh_models(self) -> None:
+        """Serve what came, and no more what is gone, whose memory is freed once it is idle."""
+        async with self._refreshing:
+            try:
+                models = await asyncio.to_thread(self._changed)
+            except ConfigError as error:
+                logger.error("the models stay as they were: %s", error)
+                return
+            if models is None:
+                return
+            self._roster.refresh(models)
+            logger.info("models: %s", ", ".join(models))
+        self._tidying = asyncio.create_task(self._tidy())  # after the reply that is being written
+
+    async def _tidy(self) -> None:
+        with suppress(WorkerError):  # a lost engine is what `watch` tells of
+            await self._run(self._roster.tidy)
+
+    async def forget(self, id: str) -> None:
+        id = await self._known(id)
+        if n_requests := self._calls[id]:
+            raise ModelInUse(id, n_requests=n_requests)
+        self._roster.drop(id)
+        await self._run(self._roster.tidy)
+
+    async def _known(self, name: str | None) -> str:
+        """The id of a model; one that has just come is found. Raises UnknownModel."""
+        if name is None or name in self._roster.entries:
+            return self._roster.known(name)
+        await self.refresh_models()
+        return await asyncio.to_thread(self._roster.known, name)
+
+    async def _run(self, job: Callable[[], None]) -> None:
+        """One job on the engine thread, after those that are there. Raises what it raises."""
+
+        def steps() -> Iterator[None]:
+            job()
+            yield None
+
+        async for _ in self._thread.events(steps):
             pass
 
     async def watch(self) -> str:
@@ -217,11 +275,10 @@ class Dispatcher:
 
     # --- on the engine thread
 
-    def _preloading(self, id: str) -> Iterator[None]:
+    def _preload(self, id: str) -> None:
         model, _ = self._roster.take(id, is_asked_for=False)
         if model.pair.draft_kind is not None:
             model.decider.prepare(model.pair)
-        yield None
 
     def _answers(self, id: str, call: Call, submitted: float) -> Iterator[Started | ReplyEvent]:
         queue_wait_ms = (perf_counter() - submitted) * 1000

@@ -18,6 +18,7 @@ from mlx_worker.engine.prefix import BUDGET_BYTES, PrefixCache
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import InvalidParameter
 from mlx_worker.loaded_model import Decider, LoadedModel, collect
+from mlx_worker.models.locate import locate, locate_draft
 from mlx_worker.records import (
     Acceptance,
     Done,
@@ -45,16 +46,21 @@ def load(
     depth: int | None = None,
     decision_log: Path | str | None = None,
     kv_prefix_cache: bool = True,
+    context_tokens: int | None = None,
+    sampling: Mapping[str, float] | None = None,
 ) -> "Pair":
     """Load a model and its draft.
 
-    model     a folder in Hugging Face format, a hub id, or "demo" for the pair in the package
-    draft     auto: the matching one where there is one; None or "none"; "lookup"; a folder or id
+    model     a name of the catalogue or a hub id, of a model that was pulled; a folder in Hugging
+              Face format; or "demo" for the pair in the package
+    draft     auto: the matching one where there is one; None or "none"; "lookup"; a name or folder
     position  where an assistant's query stands: last_cached, or newest as transformers does
     depth     the only depth that `speculation="auto"` may use; None: the one that pays
     decision_log  a folder for what `auto` measured and decided; None keeps no log
     kv_prefix_cache  keep the keys and values of replies, so that a prompt that goes on from one
               prefills only what is new; up to 1 GiB, the least recently used go first
+    context_tokens  that a prompt and its reply may have; None: as many as the model was made for
+    sampling  what `generate` doesn't say, in place of the model's own generation_config
 
     Raises ModelError, whose subclass and message say what is wrong, where, and what to do;
     InvalidParameter for a bad argument.
@@ -67,7 +73,13 @@ def load(
 
         def make() -> LoadedModel:
             prefixes = PrefixCache(BUDGET_BYTES if kv_prefix_cache else 0)
-            pair = load_pair(str(model), wanted, position=position)
+            pair = load_pair(
+                locate(str(model)),
+                locate_draft(wanted),
+                position=position,
+                context_tokens=context_tokens,
+                sampling=sampling,
+            )
             return LoadedModel(pair, prefixes, decider)
 
         return Pair(engine, _Holder(engine, make), decider)

@@ -1,23 +1,25 @@
-"""Which of the configured models are in memory: loaded on demand, the least recently used let go.
+"""Which of the models that are served are in memory: loaded on demand, the least recently used go.
 
 Owns loading and letting go, and the least stay that keeps two models from driving each other out
-for ever. Leaves answering to loaded_model.py, and what memory there is to engine/memory.py. Engine
-thread only, but for `entries` and `loading`, which any thread may read.
+for ever. Leaves answering to loaded_model.py, what memory there is to engine/memory.py, and which
+models there are to serving.py. Engine thread only, but for `entries` and `loading`, which any
+thread may read, and `known`, `refresh` and `drop`.
 """
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
+from mlx_worker.config import ModelEntry
 from mlx_worker.engine import memory
 from mlx_worker.errors import ModelTooLarge, NotEnoughMemory, Overloaded, UnknownModel
 from mlx_worker.loaded_model import LoadedModel, collect
+from mlx_worker.models import catalogue
 from mlx_worker.records import ServedModel, Status
 
 logger = logging.getLogger(__name__)
@@ -25,15 +27,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """One configured model, as others see it.
+    """One model, as others see it.
 
-    model, draft  as they were configured; served  what clients may ask for
-    facts         of the last load, as of its last reply; empty before the first
-    status        of its draft; None: not loaded
+    model   as it is configured; served  what clients may ask for
+    facts   of the last load, as of its last reply; empty before the first
+    status  of its draft; None: not loaded
     """
 
-    model: str
-    draft: str | None
+    model: ModelEntry
     served: ServedModel
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     status: Status | None = None
@@ -41,47 +42,42 @@ class Entry:
 
 @dataclass
 class Place:
-    """A loaded model, and since when it is there."""
+    """A loaded model, what it was loaded as, and since when it is there."""
 
+    entry: ModelEntry
     model: LoadedModel
     loaded_s: float
     used_s: float
 
 
-def model_id(model: str) -> str:
-    """What clients call it: a hub id or a name as it is, a folder by its last part."""
-    path = Path(model).expanduser()
-    return Path(os.path.abspath(path)).name if path.is_dir() else model
-
-
 class Roster:
     """Keeps up to `most` models loaded, if so many fit.
 
-    models        what clients call it → (model, draft) as configured, the default first
+    models        what clients call it → how it is served, the default first
     load          makes one of them; raises ModelError
     budget_bytes  what models, requests and prefix caches may hold together
-    size_of       what a model's weights will take; raises ModelNotFound
+    size_of       what the weights of a model with this id will take; raises ModelNotFound
     least_stay_s  how long one stays once it is loaded, whatever else is asked for
     clock         seconds that only ever grow
+    is_current    whether a loaded one is still what its entry means
     """
 
     def __init__(
         self,
-        models: Mapping[str, tuple[str, str | None]],
-        load: Callable[[str, str | None], LoadedModel],
+        models: Mapping[str, ModelEntry],
+        load: Callable[[ModelEntry], LoadedModel],
         *,
         budget_bytes: int,
         size_of: Callable[[str], int] = memory.model_bytes,
         most: int = 1,
         least_stay_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
+        is_current: Callable[[ModelEntry, LoadedModel], bool] = lambda *_: True,
     ) -> None:
         assert models, "a roster needs a model"
-        now = int(time.time())
-        self.entries = {
-            id: Entry(model, draft, ServedModel(id, now, is_loaded=False))
-            for id, (model, draft) in models.items()
-        }
+        self._lock = Lock()  # from reading the entries to replacing them
+        self.entries: dict[str, Entry] = {}
+        self.refresh(models)
         self.loading: str | None = None
         self._load = load
         self.budget_bytes = budget_bytes
@@ -89,31 +85,75 @@ class Roster:
         self._most = most
         self._least_stay_s = least_stay_s
         self._clock = clock
+        self._is_current = is_current
         self._places: dict[str, Place] = {}
 
     def known(self, name: str | None) -> str:
-        """The id of the model that is asked for; None: the default. Any thread.
+        """The id of the model that is asked for, by it or another of its names; None: the default.
 
-        Raises UnknownModel.
+        Any thread; for another name reads files once. Raises UnknownModel.
         """
-        if name is None:
-            return next(iter(self.entries))
-        if name not in self.entries:
-            raise UnknownModel(name, self.entries)
-        return name
+        entries = self.entries
+        if name is None and entries:
+            return next(iter(entries))
+        if name in entries:
+            return name
+        id = catalogue.canonical(name) if name else ""
+        if id not in entries:
+            raise UnknownModel(name or "", entries)
+        return id
+
+    def refresh(self, models: Mapping[str, ModelEntry]) -> None:
+        """Serve these from now on. Any thread.
+
+        Next: `tidy` on the engine thread, which frees those that are no more.
+        """
+        now = int(time.time())
+        with self._lock:
+            old = self.entries
+            self.entries = {
+                id: old[id]
+                if id in old and old[id].model == model
+                else Entry(model, ServedModel(id, now, is_loaded=False))
+                for id, model in models.items()
+            }
+
+    def drop(self, id: str) -> None:
+        """Serve it no more. Any thread. Next: `tidy`."""
+        with self._lock:
+            self.entries = {name: entry for name, entry in self.entries.items() if name != id}
+
+    @property
+    def loaded(self) -> list[str]:
+        """The ids of what is in memory. Any thread."""
+        return list(self._places)
+
+    def tidy(self) -> None:
+        """Let go of what is loaded and not served any more, or not as it is now."""
+        for id, place in list(self._places.items()):
+            is_same = id in self.entries and self.entries[id].model == place.entry
+            if not is_same or not self._is_current(place.entry, place.model):
+                self.let_go(id)
 
     def take(self, id: str, *, is_asked_for: bool = True) -> tuple[LoadedModel, float]:
         """The model with this id, and the ms that loading it took; 0 where it was there.
 
         is_asked_for  False: nobody did yet, so it may go at once for one that is
 
-        Raises ModelError where it can't be loaded, Overloaded where no other may go yet.
+        Raises ModelError where it can't be loaded, Overloaded where no other may go yet,
+        UnknownModel where it was taken out meanwhile.
         """
         took_ms = 0.0
+        entries = self.entries
+        if id not in entries:
+            raise UnknownModel(id, entries)
+        entry = entries[id].model
+        if id in self._places and self._places[id].entry != entry:
+            self.let_go(id)
         if id not in self._places:
-            self._make_room(id)
+            self._make_room(id, entry)
             began = perf_counter()
-            self._places[id] = self._loaded(id)
+            self._places[id] = self._loaded(id, entry)
             if not is_asked_for:
                 self._places[id].loaded_s = -math.inf
             took_ms = (perf_counter() - began) * 1000
@@ -127,13 +167,8 @@ class Roster:
         """Let others see how a loaded model is now."""
         model = self._places[id].model
         facts = model.facts()
-        served = replace(
-            self.entries[id].served,
-            context_tokens=facts["context_limit"],
-            draft=facts["draft"],
-            is_loaded=True,
-        )
-        self._change(id, served=served, facts=facts, status=model.status)
+        served = {"context_tokens": facts["context_limit"], "draft": facts["draft"]}
+        self._change(id, {**served, "is_loaded": True}, facts=facts, status=model.status)
 
     def let_go(self, id: str) -> None:
         """Free a model's memory, and its draft's and prefix cache's with it."""
@@ -141,8 +176,7 @@ class Roster:
         place.model.close()
         del place
         collect()
-        served = replace(self.entries[id].served, is_loaded=False)
-        self._change(id, served=served, status=None)
+        self._change(id, {"is_loaded": False}, status=None)
         logger.info("let go of %s", id)
 
     def flush(self) -> None:
@@ -154,18 +188,22 @@ class Roster:
         for id in list(self._places):
             self.let_go(id)
 
-    def _change(self, id: str, **changes: Any) -> None:
-        self.entries = {**self.entries, id: replace(self.entries[id], **changes)}
+    def _change(self, id: str, served: Mapping[str, Any], **changes: Any) -> None:
+        """Of the entry; one that is no more stays so."""
+        with self._lock:
+            if id in self.entries:
+                entry = self.entries[id]
+                changed = replace(entry, served=replace(entry.served, **served), **changes)
+                self.entries = {**self.entries, id: changed}
 
-    def _loaded(self, id: str) -> Place:
+    def _loaded(self, id: str, entry: ModelEntry) -> Place:
         self.loading = id
         try:
-            entry = self.entries[id]
-            model = self._load(entry.model, entry.draft)
+            model = self._load(entry)
         finally:
             self.loading = None
         now = self._clock()
-        return Place(model, now, now)
+        return Place(entry, model, now, now)
 
     def admit(self, model: LoadedModel, n_tokens: int) -> None:
         """Make room for a prompt and its reply: of prefix caches, then of other models.
@@ -185,9 +223,9 @@ class Roster:
     def _free_bytes(self) -> int:
         return self.budget_bytes - memory.used()["active_bytes"]
 
-    def _make_room(self, id: str) -> None:
+    def _make_room(self, id: str, entry: ModelEntry) -> None:
         """For a model that is to be loaded. Raises ModelTooLarge, Overloaded."""
-        need = self._size_of(self.entries[id].model)
+        need = self._size_of(entry.id)
         if need > self.budget_bytes:
             raise ModelTooLarge(id, need_bytes=need, budget_bytes=self.budget_bytes)
         while self._places and (len(self._places) >= self._most or need > self._free_bytes):

@@ -16,31 +16,32 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from aiohttp import web
 
 from mlx_worker import logs
-from mlx_worker.config import Config, home
+from mlx_worker.config import Config, ModelEntry, home
 from mlx_worker.decisions import default_folder
 from mlx_worker.dispatcher import Dispatcher
 from mlx_worker.engine import memory
 from mlx_worker.engine.load import load_pair
 from mlx_worker.engine.prefix import PrefixCache
 from mlx_worker.engine.thread import EngineThread
-from mlx_worker.errors import ConfigError
+from mlx_worker.errors import ConfigError, ModelNotFound, WorkerError
 from mlx_worker.loaded_model import Decider, LoadedModel, settle
+from mlx_worker.models.locate import locate, locate_draft
 from mlx_worker.policies import Policies, default_path
-from mlx_worker.records import Settings
-from mlx_worker.roster import Roster, model_id
+from mlx_worker.records import Settings, Source
+from mlx_worker.roster import Roster
 from mlx_worker.server.app import Runner, make_app
 from mlx_worker.server.connection import allow_open_files
+from mlx_worker.serving import Offer, drafts, preloaded
 
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 25.0  # that requests get to finish once the worker is told to stop
 LEAVE_S = 1.0  # that a connection gets after that, twice: to end, and to be ended
-FLUSH_S = 2.0  # between two writes of the decision log
+CHORES_S = 2.0  # between two writes of the decision log, and two looks at what was pulled
 BIND_HINTS = {
     errno.EADDRINUSE: "stop what listens there, perhaps another worker, or choose another --port",
     errno.EACCES: "choose a --port of 1024 or more",
@@ -50,16 +51,14 @@ LOST = 70  # the exit code when the engine is lost, so that a supervisor starts 
 TELL_S = 0.5  # for those who wait to be told of it before the process goes
 
 
-def serve(
-    config: Config, model: str, on_ready: Callable[[str], None], say: Callable[[str], None]
-) -> int:
+def serve(config: Config, on_ready: Callable[[str], None], say: Callable[[str], None]) -> int:
     """Serve until told to stop; returns the exit code.
 
     on_ready  hears the console's address once requests can be served
     say       hears what else whoever started it should know
 
     Raises ConfigError for a folder or an address that can't be used, ModelError for a model that
-    can't load.
+    isn't here or can't load.
     """
     folder = home() / logs.FOLDER
     with ExitStack() as stack:
@@ -69,7 +68,7 @@ def serve(
             hint = "choose another folder with MLX_WORKER_HOME"
             raise ConfigError(f"{folder}: can't be written: {error.strerror}", hint=hint) from None
         allow_open_files()
-        worker = Worker(config, model, say)
+        worker = Worker(config, say)
         code = asyncio.run(worker.run(on_ready))
     if worker.is_loading:
         os._exit(code)  # the thread is in a load that nothing can end
@@ -82,18 +81,23 @@ class Worker:
     is_loading  it was told to stop while its model was loaded, which goes on
     """
 
-    def __init__(self, config: Config, model: str, say: Callable[[str], None]) -> None:
-        """Reads files, so before the loop runs."""
+    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
+        """Reads files, so before the loop runs. Raises ConfigError, ModelError."""
         self._config = config
         self._say = say
         limits = config.limits
-        budget = memory.budget_bytes(limits.memory_gb)
+        self._budget_bytes = budget = memory.budget_bytes(limits.memory_gb)
+        offer = Offer(config)
+        locate(next(iter(offer.models.values())).id)  # fails if the default isn't here
+        self._preloaded = preloaded(offer.models, limits.loaded)
         self._roster = Roster(
-            named_models(config, model),
+            offer.models,
             self._load,
             budget_bytes=budget,
+            size_of=lambda id: memory.model_bytes(locate(id)),
             most=limits.loaded,
             least_stay_s=limits.least_stay_s,
+            is_current=is_current,
         )
         self._thread = EngineThread()
         self._thread.call(lambda: memory.hold_to(budget))
@@ -109,12 +113,18 @@ class Worker:
             policies,
             settings,
             problem,
+            offer.changed,
         )
         self._stop, self._is_hasty = asyncio.Event(), asyncio.Event()
         self.is_loading = False
 
     async def run(self, on_ready: Callable[[str], None]) -> int:
-        app = make_app(self._dispatcher, self._config.server)
+        app = make_app(
+            self._dispatcher,
+            self._config.server,
+            drafts=drafts(self._config),
+            budget_bytes=self._budget_bytes,
+        )
         runner = Runner(app, shutdown_timeout=LEAVE_S)
         tasks: list[asyncio.Task[object]] = []
         try:
@@ -122,7 +132,7 @@ class Worker:
             self._listen_to_signals()
             if not await self._is_loaded():
                 return 0
-            tasks = [asyncio.create_task(self._keep_log())]
+            tasks = [asyncio.create_task(self._do_chores())]
             logger.info("serving on %s", address)
             on_ready(address)
             return await self._wait()
@@ -161,8 +171,8 @@ class Worker:
         self._stop.set()
 
     async def _is_loaded(self) -> bool:
-        """Load the model; False: it was told to stop meanwhile, and those who wait are told so."""
-        loading = asyncio.create_task(self._dispatcher.preload())
+        """Load what is preloaded; False: it was told to stop meanwhile, and who waits is told."""
+        loading = asyncio.create_task(self._dispatcher.preload(self._preloaded))
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait([loading, stop], return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -195,39 +205,41 @@ class Worker:
         hasty.cancel()
         return 0
 
-    async def _keep_log(self) -> None:
-        """Write what was decided, off the engine's thread and the loop's."""
+    async def _do_chores(self) -> None:
+        """Write what was decided, and see what was pulled; off the engine's thread and the loop."""
         while True:
-            await asyncio.sleep(FLUSH_S)
+            await asyncio.sleep(CHORES_S)
             await asyncio.to_thread(self._roster.flush)
+            await self._dispatcher.refresh_models()
 
     def _close(self) -> None:
         with suppress(Exception):
             self._thread.close(self._roster.close)
 
-    def _load(self, name: str, draft: str | None) -> LoadedModel:
+    def _load(self, entry: ModelEntry) -> LoadedModel:
         speculation = self._config.speculation
-        pair = load_pair(name, draft, position=speculation.assistant_position)
+        pair = load_pair(
+            locate(entry.id),
+            locate_draft(entry.draft),
+            position=speculation.assistant_position,
+            context_tokens=entry.context_tokens,
+            sampling=entry.sampling.given,
+        )
         depth = speculation.depth or None
         model = LoadedModel(pair, PrefixCache(), Decider(depth, default_folder()))
         settle()
         return model
 
 
-def named_models(config: Config, first: str) -> dict[str, tuple[str, str | None]]:
-    """What clients call each model → (model, draft). Raises ConfigError: two have one name."""
-    models: dict[str, tuple[str, str | None]] = {model_id(first): (first, config.model.draft)}
-    for other in config.model.others:
-        if other.id.startswith(("/", "~", ".")) and not Path(other.id).expanduser().is_dir():
-            raise ConfigError(f"model.others: {other.id} is no folder")
-        id = model_id(other.id)
-        if id in models:
-            raise ConfigError(
-                f"model.others: {other.id} would be called {id}, as {models[id][0]} is",
-                hint="rename one of the folders",
-            )
-        models[id] = (other.id, other.draft)
-    return models
+def is_current(entry: ModelEntry, model: LoadedModel) -> bool:
+    """Whether the files that a model was loaded from are still those that its name means."""
+    try:
+        source = locate(entry.id)
+    except ModelNotFound:
+        return False
+    except WorkerError:  # half of them are away; what is in memory is whole
+        return True
+    return not isinstance(source, Source) or source == model.pair.source
 
 
 def default_settings(config: Config) -> Settings:

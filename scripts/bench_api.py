@@ -36,6 +36,7 @@ from mlx_worker.bench.workloads import BUILT_IN, names, pick
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.prefix import PrefixCache
 from mlx_worker.loaded_model import Decider, LoadedModel
+from mlx_worker.models.locate import locate
 from mlx_worker.records import Done, GenerationRequest, Text
 
 STORY = "The lamp stood by the window and gave a warm light to the room. "
@@ -218,7 +219,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    pair = load_pair(options.model, "none")
+    pair = load_pair(locate(options.model), "none")
     model = LoadedModel(pair, PrefixCache(), Decider())
     with serving(options.model) as address:
         api = Api(Path(options.model).name, address)

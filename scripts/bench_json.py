@@ -22,6 +22,7 @@ from results import tell
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.session import generate_events
 from mlx_worker.engine.structure import structure_grammar
+from mlx_worker.models.locate import locate
 from mlx_worker.records import Done, GenerationRequest, Speculation, Structure, Text, Timing
 
 NAMES = {"type": "array", "items": {"type": "string"}}
@@ -153,7 +154,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    pair = load_pair(options.model)
+    pair = load_pair(locate(options.model))
     print("tokens  schema  without  cost  accepted  of drafted  ids/round  same  prompt")
     lines = []
     for text, schema in PROMPTS:

@@ -25,6 +25,7 @@ from results import tell
 from mlx_worker.bench.workloads import BUILT_IN, names, pick
 from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.session import generate_events
+from mlx_worker.models.locate import locate
 from mlx_worker.records import GenerationRequest, Text
 
 EDGE = 4
@@ -106,7 +107,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    pair = load_pair(options.model, "none")
+    pair = load_pair(locate(options.model), "none")
     print(f"{'workload':10} {'tokens':>6} {'ours/s':>8} {'mlx-lm/s':>9} {'ratio':>6}  same ids")
     lines = []
     for workload in names(BUILT_IN):

@@ -20,7 +20,7 @@ from mlx_worker.engine.round import Cursor
 from mlx_worker.engine.sample import Sampler
 from mlx_worker.engine.session import generate_events
 from mlx_worker.engine.target import Target
-from mlx_worker.records import GenerationRequest, Text
+from mlx_worker.records import GenerationRequest, Source, Text
 from tests.tiny import VOCAB, gemma_args, randomised, tiny_pair
 
 Ids = tuple[int, ...]
@@ -149,7 +149,7 @@ class OraclePair(LoadedPair):
         charged = super().drafter(timelines, sampler, own) if self.charge else None
         return Oracle(self.replies, self.acceptance, self.target.vocab_size, self.seed, charged)
 
-    def with_draft(self, draft: str | None) -> LoadedPair:
+    def with_draft(self, draft: str | Source | None) -> LoadedPair:
         """The target with a real draft, or none: no oracle any more."""
         facts = {one.name: getattr(self, one.name) for one in fields(LoadedPair)}
         return LoadedPair(**facts).with_draft(draft)

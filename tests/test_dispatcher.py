@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from mlx_worker.config import Config, LimitsSection as Limits
+from mlx_worker.config import Config, LimitsSection as Limits, ModelEntry
 from mlx_worker.dispatcher import Dispatcher
 from mlx_worker.engine.prefix import PrefixCache
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import (
+    ConfigError,
     EngineDied,
     InvalidParameter,
+    ModelInUse,
     NotEnoughMemory,
     Overloaded,
     ShuttingDown,
@@ -42,6 +44,8 @@ class Bench:
     thread: EngineThread
     dispatcher: Dispatcher
     gate: threading.Event  # models load once it is set
+    roster: Roster
+    offered: list[dict[str, ModelEntry]]  # which models there are, at each look for a change
 
 
 def tiny_model() -> LoadedModel:
@@ -63,19 +67,20 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Bench]]:
         gate = threading.Event()
         gate.set()
 
-        def loaded(_name: str, _draft: str | None) -> LoadedModel:
+        def loaded(_: ModelEntry) -> LoadedModel:
             assert gate.wait(30)
             return tiny_model()
 
         thread = EngineThread()
         roster = Roster(
-            {"tiny": ("tiny", "auto")}, loaded, budget_bytes=budget, size_of=lambda _: 0
+            {"tiny": ModelEntry(id="tiny")}, loaded, budget_bytes=budget, size_of=lambda _: 0
         )
-        made.append(
-            Bench(
-                thread, Dispatcher(thread, roster, Config(limits=limits), policies, settings), gate
-            )
-        )
+        offered: list[dict[str, ModelEntry]] = []
+        dispatcher = Dispatcher(
+            thread, roster, Config(limits=limits), policies, settings,
+            changed=lambda: offered.pop(0) if offered else None,
+        )  # fmt: skip
+        made.append(Bench(thread, dispatcher, gate, roster, offered))
         return made[-1]
 
     yield build
@@ -255,7 +260,7 @@ async def test_a_call_that_takes_too_long_ends(make: Callable[..., Bench]):
 async def test_the_deadline_never_cuts_what_the_reader_does(make: Callable[..., Bench]):
     """It used to strike the reader in its own work, whose client then heard nothing."""
     bench = make(Limits(call_s=0.5))
-    await bench.dispatcher.preload()
+    await bench.dispatcher.preload(["tiny"])
     async with aclosing(bench.dispatcher.submit(replace(CALL, max_tokens=4000))) as events:
         await anext(events)
         await asyncio.sleep(0.6)
@@ -331,7 +336,7 @@ async def test_status_shows_the_model_and_its_draft(make: Callable[..., Bench]):
     dispatcher = make().dispatcher
     (before,) = dispatcher.status()["models"]
     assert (before["id"], before["is_loaded"], before["speculation"]) == ("tiny", False, None)
-    await dispatcher.preload()
+    await dispatcher.preload(["tiny"])
     (loaded,) = dispatcher.status()["models"]
     assert loaded["speculation"] == "Automatic"
     await answered(dispatcher, CALL)
@@ -368,3 +373,100 @@ async def test_a_request_that_can_not_fit_is_refused_before_it_starts(make: Call
     _, events = await answered(dispatcher, CALL)
     assert len(ids_of(events)) == 24
     assert dispatcher.health().is_ok
+
+
+# --- models that come and go ------------------------------------------------------------------
+
+
+def named(*ids: str) -> dict[str, ModelEntry]:
+    return {id: ModelEntry(id=id) for id in ids}
+
+
+def listed(bench: Bench) -> dict[str, bool]:
+    return {model.id: model.is_loaded for model in bench.dispatcher.models()}
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110  (nothing wakes us)
+            await asyncio.sleep(0.005)
+
+
+async def test_a_model_that_has_just_come_is_found(make: Callable[..., Bench]):
+    """By the first request that names it, before anyone looked."""
+    bench = make()
+    bench.offered.append(named("tiny", "new"))
+    started, _ = await answered(bench.dispatcher, replace(CALL, model="new"))
+    assert started.model == "new"
+    with pytest.raises(UnknownModel, match="'newer', served here: tiny, new"):
+        await answered(bench.dispatcher, replace(CALL, model="newer"))
+
+
+async def test_an_unknown_name_does_not_wait_for_what_is_being_written(make: Callable[..., Bench]):
+    """Nor does looking for what came, though what went is freed only then."""
+    bench = make()
+    stream = bench.dispatcher.submit(replace(CALL, max_tokens=3000))
+    async with aclosing(stream):
+        await anext(stream)
+        bench.offered.append(named("other"))
+        with pytest.raises(UnknownModel, match="served here: other"):
+            async with asyncio.timeout(1):
+                await answered(bench.dispatcher, replace(CALL, model="x"))
+        assert listed(bench) == {"other": False}
+        assert isinstance(await anext(stream), ReplyEvent)
+    active = bench.dispatcher.status()["memory"]["active_bytes"]
+    await until(lambda: not bench.roster.loaded)
+    assert bench.dispatcher.status()["memory"]["active_bytes"] <= active
+
+
+async def test_models_that_can_not_be_looked_up_stay(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+):
+    """Someone writes their record by hand, for instance; the log says so."""
+    bench = make()
+
+    def broken() -> None:
+        raise ConfigError("models.json: can't be read")
+
+    monkeypatch.setattr(bench.dispatcher, "_changed", broken)
+    await bench.dispatcher.refresh_models()
+    assert listed(bench) == {"tiny": False}
+
+
+async def test_a_model_is_forgotten_with_its_memory(make: Callable[..., Bench]):
+    """It is served no more, whatever it was called by."""
+    bench = make()
+    await answered(bench.dispatcher, CALL)
+    assert listed(bench) == {"tiny": True}
+    await bench.dispatcher.forget("tiny")
+    assert listed(bench) == {}
+    assert bench.roster.loaded == []
+    for model in ("tiny", None):
+        with pytest.raises(UnknownModel):
+            await answered(bench.dispatcher, replace(CALL, model=model))
+    with pytest.raises(UnknownModel):
+        await bench.dispatcher.forget("tiny")
+
+
+async def test_a_model_in_use_is_not_forgotten(make: Callable[..., Bench]):
+    """While a request with it runs or waits, also while it is loaded for it."""
+    bench = make()
+    bench.gate.clear()
+    first = asyncio.create_task(answered(bench.dispatcher, CALL))
+    second = asyncio.create_task(answered(bench.dispatcher, CALL))
+    await until(lambda: bench.dispatcher.status()["queue"]["waiting"] == 2)
+    with pytest.raises(ModelInUse, match="tiny: 2 requests running or waiting"):
+        await bench.dispatcher.forget("tiny")
+    bench.gate.set()
+    await asyncio.gather(first, second)
+    await bench.dispatcher.forget("tiny")
+    assert listed(bench) == {}
+
+
+async def test_models_are_loaded_before_they_are_asked_for(make: Callable[..., Bench]):
+    """Those that are named, in turn."""
+    bench = make()
+    bench.offered.append(named("tiny", "new"))
+    await bench.dispatcher.refresh_models()
+    await bench.dispatcher.preload(["new"])
+    assert listed(bench) == {"tiny": False, "new": True}

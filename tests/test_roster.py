@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlx_worker.config import ModelEntry
 from mlx_worker.engine import memory
 from mlx_worker.engine.prefix import PrefixCache
 from mlx_worker.errors import ModelTooLarge, NotEnoughMemory, Overloaded, UnknownModel
 from mlx_worker.loaded_model import Decider, LoadedModel
+from mlx_worker.models import catalogue
 from mlx_worker.records import GenerationRequest
 from mlx_worker.roster import Roster
 from tests.tiny import tiny_pair
@@ -37,16 +40,18 @@ def make(clock: Clock) -> Iterator[Make]:
     """Rosters of three tiny models, of SIZE each."""
     made: list[Roster] = []
 
-    def load(name: str, _draft: str | None) -> LoadedModel:
-        pair = replace(tiny_pair(draft="assistant"), name=name)
+    def load(entry: ModelEntry) -> LoadedModel:
+        pair = replace(tiny_pair(draft="assistant"), name=entry.id)
         return LoadedModel(pair, PrefixCache(), Decider())
 
-    def build(most: int = 1, budget_bytes: int = AMPLE, least_stay_s: float = 60) -> Roster:
-        models: dict[str, tuple[str, str | None]] = {id: (id, "auto") for id in "abc"}
+    def build(
+        most: int = 1, budget_bytes: int = AMPLE, least_stay_s: float = 60, **more: Any
+    ) -> Roster:
+        models = {id: ModelEntry(id=id) for id in "abc"}
         made.append(
             Roster(
                 models, load, budget_bytes=budget_bytes, size_of=lambda _: SIZE, most=most,
-                least_stay_s=least_stay_s, clock=clock,
+                least_stay_s=least_stay_s, clock=clock, **more,
             )
         )  # fmt: skip
         return made[-1]
@@ -132,6 +137,72 @@ def test_an_unknown_name_is_refused(make: Make):
     assert roster.known("b") == "b"
     with pytest.raises(UnknownModel, match="a, b, c"):
         roster.known("d")
+
+
+def test_a_model_is_known_by_its_other_names(make: Make):
+    """Its repository, in any case of letters; what clients are told is its id."""
+    roster = make()
+    roster.refresh({"gemma-4-e2b": ModelEntry(id="gemma-4-e2b")})
+    variant = catalogue.find("gemma-4-e2b")
+    assert variant is not None
+    assert roster.known(variant.weights.repo.upper()) == "gemma-4-e2b"
+    assert roster.known(f"gemma-4-e2b:{variant.tag}") == "gemma-4-e2b"
+
+
+def test_a_model_that_comes_is_served_and_one_that_goes_is_let_go(make: Make):
+    """At the next tidying, so not while it answers; what stays is as it was."""
+    roster = make(most=2)
+    kept, _ = roster.take("a")
+    roster.take("b")
+    roster.refresh({id: ModelEntry(id=id) for id in "acd"})
+    assert list(roster.entries) == ["a", "c", "d"]
+    roster.publish("b")  # of a reply that ends now
+    assert list(roster.entries) == ["a", "c", "d"]
+    with pytest.raises(UnknownModel, match="a, c, d"):
+        roster.take("b")
+    roster.tidy()
+    assert loaded(roster) == ["a"]
+    assert roster.take("a")[0] is kept
+    roster.refresh({"b": ModelEntry(id="b")})
+    assert roster.known(None) == "b"
+    assert loaded(roster) == []
+
+
+def test_a_model_whose_files_are_others_now_is_loaded_anew(make: Make):
+    """It was pulled again; what is asked while it is in memory is still answered by it."""
+    stale: set[str] = set()
+    roster = make(most=2, is_current=lambda entry, _: entry.id not in stale)
+    before, _ = roster.take("a")
+    kept, _ = roster.take("b")
+    stale.add("a")
+    assert roster.take("a")[0] is before
+    roster.tidy()
+    assert loaded(roster) == ["b"]
+    stale.clear()
+    assert roster.take("a")[0] is not before
+    assert roster.take("b")[0] is kept
+
+
+def test_a_model_that_was_dropped_is_no_more(make: Make):
+    """Not even the last of all."""
+    roster = make()
+    roster.take("a")
+    for id in "abc":
+        roster.drop(id)
+    roster.tidy()
+    assert roster.entries == {}
+    with pytest.raises(UnknownModel):
+        roster.known(None)
+
+
+def test_a_model_that_is_configured_otherwise_is_loaded_anew(make: Make):
+    """Its draft is another, for instance."""
+    roster = make()
+    before, _ = roster.take("a")
+    roster.refresh({"a": ModelEntry(id="a", draft="none")})
+    after, took_ms = roster.take("a")
+    assert after is not before
+    assert took_ms > 0
 
 
 def test_a_model_beyond_the_budget_is_not_loaded(make: Make):

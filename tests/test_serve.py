@@ -17,6 +17,7 @@ import pytest
 
 from mlx_worker.engine.checkpoint import DEMO_FOLDER
 from mlx_worker.worker import LOST
+from tests.pulled import pull, store_in
 from tests.workers import ANSWERS_S, COUNT, STARTS_S, TELL, Worker, running, wait_until
 
 
@@ -237,7 +238,7 @@ def configure_twin(home: Path) -> None:
     """A second model, the demo pair's target by another name and without a draft."""
     twin = home / "twin"
     twin.symlink_to(DEMO_FOLDER / "target")
-    (home / "config.yaml").write_text(f"model: {{others: [{{id: {twin}, draft: none}}]}}\n")
+    (home / "config.yaml").write_text(f"models: [{{id: demo}}, {{id: {twin}, draft: none}}]\n")
 
 
 def test_another_model_is_loaded_when_it_is_named(tmp_path: Path):
@@ -342,7 +343,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path):
     [
         ({"MLX_WORKER_HOME": "/dev/null"}, "", "/dev/null/logs: can't be written"),
         ({"MLX_WORKER_SPECULATION__MODE": "on"}, "", "must be auto or off for a worker"),
-        ({}, "model: {others: [{id: /no/such/folder}]}", "/no/such/folder is no folder"),
+        ({}, "models: [{id: /no/such/folder}]", "/no/such/folder is no folder"),
         (ELSEWHERE, "", "give an address of this machine"),
     ],
 )
@@ -377,3 +378,91 @@ def test_drafting_off_in_the_configuration_can_be_switched_on(tmp_path: Path):
         assert worker.status()["models"][0]["speculation"] == "Measuring"
     finally:
         assert worker.stop() == 0
+
+
+# --- what was pulled --------------------------------------------------------------------------
+
+
+def ids(worker: Worker) -> list[str]:
+    return [model.id for model in worker.client.models.list()]
+
+
+def test_what_is_pulled_is_served_without_a_new_start(home: Path):
+    """In the demo pair's place, with its own draft; what is removed goes again."""
+    store = store_in(home)
+    with running(home / ".mlx-worker") as worker:
+        assert ids(worker) == ["demo"]
+        first = pull(store, "first")
+        ask: Any = worker.client.chat.completions.create
+        assert ask(model="first", messages=COUNT, temperature=0).choices[0].message.content
+        assert ids(worker) == ["first"]
+        assert worker.status()["models"][0]["draft"] == "owner/first-draft"
+        pull(store, "second")
+        wait_until(lambda: ids(worker) == ["first", "second"])
+        store.remove(first)
+        wait_until(lambda: ids(worker) == ["second"])
+        with pytest.raises(openai.NotFoundError, match="served here: second"):
+            ask(model="first", messages=COUNT)
+        wait_until(lambda: worker.status()["memory"]["active_bytes"] < 1_000_000)
+
+
+def test_what_was_pulled_is_the_default(home: Path):
+    """The first of it, loaded at the start."""
+    for id in ("first", "second"):
+        pull(store_in(home), id)
+    with running(home / ".mlx-worker") as worker:
+        assert ids(worker) == ["first", "second"]
+        assert [model["is_loaded"] for model in worker.status()["models"]] == [True, False]
+
+
+def test_a_model_of_which_files_are_missing_is_said_at_the_start(home: Path):
+    """With the one command that gets them; as is one that was never pulled."""
+    pull(store_in(home), "first", is_whole=False)
+    ran = serve_refused(home)
+    assert "first: 1 of its 9 files is not here whole" in ran
+    assert "hint: mlx-worker pull first gets what is missing" in ran
+    assert "hint: mlx-worker pull owner/none" in serve_refused(home, "--model", "owner/none")
+
+
+def serve_refused(home: Path, *flags: str) -> str:
+    """The line that it ends with."""
+    command = [sys.executable, "-m", "mlx_worker", "serve", "--port", "0", *flags]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=STARTS_S)
+    assert ran.returncode == 2
+    return ran.stderr.splitlines()[-1]
+
+
+def test_an_entry_says_how_its_model_is_served(home: Path):
+    """Its context, its draft and its sampling; --draft of the command counts before its own."""
+    folder = home / ".mlx-worker"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(
+        "models:\n- id: demo\n  draft: none\n  context_tokens: 200\n  sampling: {temperature: 0}\n"
+    )
+    with running(folder) as worker:
+        status = worker.status()["models"][0]
+        assert (status["context_limit"], status["draft"]) == (200, None)
+        assert len({worker.text(max_tokens=16) for _ in range(3)}) == 1
+        with pytest.raises(openai.BadRequestError, match="must be below 200, the context"):
+            worker.chat(max_tokens=250)
+    with running(folder, "--draft", "lookup") as worker:
+        status = worker.status()["models"][0]
+        assert (status["context_limit"], status["draft"]) == (200, "lookup")
+
+
+def test_a_context_beyond_the_models_own_is_said_at_the_start(home: Path):
+    """With both numbers."""
+    (home / ".mlx-worker").mkdir()
+    (home / ".mlx-worker" / "config.yaml").write_text(
+        "models: [{id: demo, context_tokens: 10000000}]\n"
+    )
+    assert "demo: context_tokens: 10,000,000, the model takes" in serve_refused(home)
+
+
+def test_a_default_that_is_not_preloaded_is_loaded_on_demand(home: Path):
+    """And others may be loaded in its place."""
+    (home / ".mlx-worker").mkdir()
+    (home / ".mlx-worker" / "config.yaml").write_text("models: [{id: demo, preload: false}]\n")
+    with running(home / ".mlx-worker") as worker:
+        assert worker.status()["models"][0]["is_loaded"] is False
+        assert worker.text(temperature=0).startswith("3, 7, 11")

@@ -92,9 +92,9 @@ class Worker:
 
 
 @contextmanager
-def running(home: Path) -> Iterator[Worker]:
+def running(home: Path, *arguments: str) -> Iterator[Worker]:
     """A worker that is gone afterwards, whatever happened."""
-    worker = Worker(home)
+    worker = Worker(home, *arguments)
     try:
         yield worker
     finally:

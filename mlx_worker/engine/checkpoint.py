@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_worker.errors import CheckpointError, ModelNotFound, shown
+from mlx_worker.records import Source
 
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
@@ -78,8 +79,13 @@ class Checkpoint:
         return _read_json(file, self.path) if file.exists() or file.is_symlink() else {}
 
 
+def folder_of(model: str | Source) -> Path:
+    """The folder of a model: its source's, or what `find` finds. Raises ModelNotFound."""
+    return model.folder if isinstance(model, Source) else find(model)
+
+
 def find(model: str) -> Path:
-    """The folder of a model: a path, `demo`, or a hub id (downloaded through huggingface-hub).
+    """The folder of a model that needs no catalogue to be found: a path, or `demo`.
 
     Raises ModelNotFound.
     """
@@ -92,31 +98,10 @@ def find(model: str) -> Path:
         path = Path(model).expanduser()
         if path.is_dir():
             return path.resolve()
-    except (OSError, RuntimeError) as error:  # a name too long, a folder locked, a user unknown
+    except (OSError, RuntimeError, ValueError) as error:  # too long, locked, a user unknown
         raise ModelNotFound(f"{shown(model)} ({error})", hint=hint) from error
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
-        raise ModelNotFound(model, hint=hint)
-    return _from_hub(model)
-
-
-def _from_hub(repo: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repo, allow_patterns=HUB_FILES))
-    except LocalEntryNotFoundError as error:
-        raise ModelNotFound(
-            repo, hint="it is not on this machine and the hub can't be reached; check the network"
-        ) from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else "no answer"
-        raise ModelNotFound(repo, hint=f"the hub answered {status}; check the name") from error
-    except HFValidationError as error:
-        raise ModelNotFound(repo, hint="a hub id looks like owner/name") from error
-    except Exception as error:  # a connection or a disk fails in more ways than a library names
-        what = " ".join(str(error).split()) or type(error).__name__
-        raise ModelNotFound(repo, hint=f"its download failed ({what}); try again") from error
+    is_path = path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
+    raise ModelNotFound(model, hint=hint if is_path else None)
 
 
 def _read_json(file: Path, folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from mlx_worker.engine.checkpoint import (
     DEMO_FOLDER,
     Checkpoint,
     bad_value,
-    find,
+    folder_of,
 )
 from mlx_worker.engine.constraint import Constraint
 from mlx_worker.engine.draft import (
@@ -48,10 +48,9 @@ from mlx_worker.engine.weights import build_error, no_network, read_tokenizer, s
 from mlx_worker.errors import (
     InvalidParameter,
     ModelError,
-    ModelNotFound,
     UnsupportedModel,
 )
-from mlx_worker.records import GenerationRequest, Sampling, TextProtocol
+from mlx_worker.records import GenerationRequest, Sampling, Source, TextProtocol
 
 DEFAULT_CONTEXT_TOKENS = 8192  # where a config names no limit
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -61,7 +60,8 @@ SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 class LoadedPair:
     """A target in memory, its tokenizer, and the draft that goes with it, if any.
 
-    draft_problem says why there is no draft although one was looked for.
+    source         where it came from, if it was not a folder or the demo pair
+    draft_problem  why there is no draft although one was looked for
     """
 
     name: str
@@ -78,6 +78,7 @@ class LoadedPair:
     draft_problem: str | None = None
     draft_network: Assistant | Target | None = None
     position: Position = "last_cached"
+    source: Source | None = None
 
     @property
     def target_bytes(self) -> int:
@@ -112,8 +113,8 @@ class LoadedPair:
             return ModelDrafter(network, sampler, own(Timelines(network.model)))
         return LookupDrafter(self.target.vocab_size) if self.draft_kind == "lookup" else None
 
-    def with_draft(self, draft: str | None) -> "LoadedPair":
-        """The same target with another draft: auto, none, lookup, a folder or a hub id.
+    def with_draft(self, draft: str | Source | None) -> "LoadedPair":
+        """The same target with another draft: auto, none, lookup, a folder or a source.
 
         Raises ModelError for a draft that is named but can't be used.
         """
@@ -201,41 +202,66 @@ class LoadedPair:
 
 
 def load_pair(
-    model: str, draft: str | None = "auto", *, position: Position = "last_cached"
+    model: str | Source,
+    draft: str | Source | None = "auto",
+    *,
+    position: Position = "last_cached",
+    context_tokens: int | None = None,
+    sampling: Mapping[str, float] | None = None,
 ) -> LoadedPair:
     """Load a target and its draft into memory, on this thread.
 
-    model     a folder, a hub id, or "demo" for the pair that comes with the package
-    draft     auto: the matching one where there is one; none; lookup; a folder or hub id
-    position  where an assistant's query stands
+    model           a source, a folder, or "demo" for the pair that comes with the package
+    draft           auto: the one that belongs to it where there is one; none; lookup; a folder or
+                    a source
+    position        where an assistant's query stands
+    context_tokens  that a prompt and its reply may have; None: as many as the model was made for
+    sampling        fields of Sampling in place of those of its generation_config
 
     Raises ModelError (a subclass names what is wrong and where).
     """
     check_word("position", position, get_args(Position))
-    checkpoint = Checkpoint(find(model))
+    checkpoint = Checkpoint(folder_of(model))
     if checkpoint.model_type in ASSISTANT_TYPES:
         raise UnsupportedModel(
             f"{checkpoint.path} is a draft ({checkpoint.model_type}), not a model",
             hint="give its target as the model and this folder as --draft",
         )
+    name = _name(model, checkpoint.path)
     target = _load_target(checkpoint)
+    if context_tokens is not None:
+        target.context_limit = _within(context_tokens, target.context_limit, name)
     tokenizer = read_tokenizer(checkpoint)
+    defaults = _generation_defaults(checkpoint, target.vocab_size)
     bare = LoadedPair(
-        name=_name(model, checkpoint.path),
+        name=name,
         path=checkpoint.path,
         model_type=checkpoint.model_type,
         target=target,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(checkpoint, tokenizer),
-        generation_defaults=_generation_defaults(checkpoint, target.vocab_size),
+        generation_defaults=replace(defaults, **(sampling or {})),
         dtype=_dtype_name(target.model),
         quantization=_quantization(target.model),
         position=position,
+        source=model if isinstance(model, Source) else None,
     )
     return bare.with_draft(draft)
 
 
-def _name(model: str, path: Path) -> str:
+def _within(context_tokens: int, own: int, name: str) -> int:
+    """The context that is wanted. Raises ModelError where the model was made for less."""
+    if context_tokens > own:
+        raise ModelError(
+            f"{name}: context_tokens: {context_tokens:,}, the model takes {own:,}",
+            hint=f"lower it, or leave it out for {own:,}",
+        )
+    return context_tokens
+
+
+def _name(model: str | Source, path: Path) -> str:
+    if isinstance(model, Source):
+        return model.name
     if path.is_relative_to(DEMO_FOLDER):
         return "demo" if path.name == "target" else f"demo-{path.name}"
     return model if not Path(model).expanduser().is_dir() else path.name
@@ -340,33 +366,27 @@ def _require_rewindable(pair: LoadedPair) -> None:
 
 def _with_matching_draft(pair: LoadedPair) -> LoadedPair:
     """The pair with the draft that belongs to its target, or with the reason why not."""
-    path = _matching_draft(pair)
-    if path is None:
-        return pair
+    source = pair.source
+    draft = (source and source.draft) or _matching_draft(pair)
+    if draft is None:
+        return replace(pair, draft_problem=source and source.draft_problem)
     try:
-        return _with_named_draft(pair, str(path))
+        return _with_named_draft(pair, draft)
     except ModelError as error:
         return replace(pair, draft_problem=str(error))
 
 
-def _matching_draft(pair: LoadedPair) -> Path | None:
-    """Where the matching draft is: beside the folder, or the hub's `<id>-assistant`."""
+def _matching_draft(pair: LoadedPair) -> str | None:
+    """Where the matching draft of the demo pair or of a folder is: beside it."""
     if pair.name == "demo":
-        return DEMO_FOLDER / "assistant"
+        return str(DEMO_FOLDER / "assistant")
     beside = pair.path.parent / f"{pair.path.name}-assistant"
-    if beside.is_dir():
-        return beside
-    if "/" not in pair.name:
-        return None
-    try:
-        return find(f"{pair.name}-assistant")
-    except ModelNotFound:
-        return None
+    return str(beside) if beside.is_dir() else None
 
 
-def _with_named_draft(pair: LoadedPair, draft: str) -> LoadedPair:
+def _with_named_draft(pair: LoadedPair, draft: str | Source) -> LoadedPair:
     _require_rewindable(pair)
-    checkpoint = Checkpoint(find(draft))
+    checkpoint = Checkpoint(folder_of(draft))
     check_vocabulary(pair.target, pair.tokenizer, checkpoint)
     name = _name(draft, checkpoint.path)
     if checkpoint.model_type in ASSISTANT_TYPES:

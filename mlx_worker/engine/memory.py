@@ -7,14 +7,14 @@ The forecast is fitted to measured peaks on the CPU backend (docs/LOG.md) and er
 """
 
 import os
-from pathlib import Path
 
 import mlx.core as mx
 
 from mlx_worker.engine.cache import GROWTH_TOKENS, SLACK_TOKENS
-from mlx_worker.engine.checkpoint import find
+from mlx_worker.engine.checkpoint import folder_of
 from mlx_worker.engine.load import LoadedPair
 from mlx_worker.engine.session import PREFILL_CHUNK_TOKENS
+from mlx_worker.records import Source
 
 SHARE = 0.75  # of the machine's memory, where MLX names no limit of its own
 CACHE_SHARE = 0.125  # of the budget that freed buffers may keep for reuse
@@ -50,9 +50,9 @@ def hold_to(budget: int) -> None:
         mx.set_wired_limit(budget)
 
 
-def model_bytes(model: str) -> int:
+def model_bytes(model: str | Source) -> int:
     """What a model's weights will take. Raises ModelNotFound."""
-    files = Path(find(model)).glob("*.safetensors")
+    files = folder_of(model).glob("*.safetensors")
     factor = LOADING if mx.metal.is_available() else LOADING_ON_CPU
     return int(factor * sum(file.stat().st_size for file in files))
 

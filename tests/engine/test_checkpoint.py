@@ -2,16 +2,17 @@
 
 import json
 import shutil
+import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 
-from mlx_worker.engine.checkpoint import DEMO_FOLDER, Checkpoint, find, tensor_shapes
+from mlx_worker.engine.checkpoint import DEMO_FOLDER, Checkpoint, find, folder_of, tensor_shapes
 from mlx_worker.errors import CheckpointError, ModelNotFound
+from mlx_worker.records import Source
 
 PARITY = Path(__file__).parent.parent / "vectors" / "parity"
 REPAIR = "download or copy this model again"
@@ -95,31 +96,17 @@ def test_a_name_that_no_folder_can_have_is_not_found(name: str):
         find(name)
 
 
-def test_an_id_that_is_not_here_is_not_found_offline():
-    """And the hint says that it is the network that is missing."""
-    with pytest.raises(ModelNotFound, match=r"owner/name.*the hub can't be reached") as raised:
+def test_a_hub_id_is_left_to_pull(monkeypatch: pytest.MonkeyPatch):
+    """It used to be downloaded here, unasked; now the hint says how to get it."""
+    monkeypatch.setattr(socket, "socket", None)
+    with pytest.raises(ModelNotFound, match=r"owner/name\. hint: mlx-worker pull owner/name"):
         find("owner/name")
-    assert raised.value.status == 404
 
 
-@pytest.mark.parametrize("name", ["owner/na me", "owner/name--x", "-owner/.name", "o" * 99 + "/x"])
-def test_what_can_be_no_id_is_refused_without_asking_the_hub(name: str):
-    """The hint shows what an id looks like."""
-    with pytest.raises(ModelNotFound, match="a hub id looks like owner/name"):
-        find(name)
-
-
-def test_a_download_that_breaks_off_is_an_error_of_the_models(monkeypatch: pytest.MonkeyPatch):
-    """A full disk or a lost connection used to come through raw."""
-
-    def full_disk(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", full_disk)
-    with pytest.raises(
-        ModelNotFound, match=r"its download failed \(.*No space left.*\); try again"
-    ):
-        find("owner/name")
+def test_a_source_is_where_it_says(tmp_path: Path):
+    """Its name is not looked at."""
+    assert folder_of(Source("owner/name", tmp_path)) == tmp_path
+    assert folder_of("demo") == DEMO_FOLDER / "target"
 
 
 # --- config.json ------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from mlx_worker.errors import (
     PairMismatch,
     UnsupportedModel,
 )
-from mlx_worker.records import Sampling
+from mlx_worker.records import Sampling, Source
 from tests.tiny import (
     VOCAB,
     gemma_args,
@@ -108,6 +108,55 @@ def refused(error: type[Exception], run: Callable[[], object]) -> str:
     assert "hint: " in str(raised.value)
     assert "\n" not in str(raised.value)
     return str(raised.value)
+
+
+# --- a source ---------------------------------------------------------------------------------
+
+
+def test_a_source_is_loaded_by_its_name_with_its_draft(folders: Folders):
+    """Wherever its files are; the draft's name is its own, too."""
+    draft = Source("org/small", folders.draft)
+    pair = load_pair(Source("large", folders.model, draft))
+    assert (pair.name, pair.draft_kind, pair.draft_name) == ("large", "assistant", "org/small")
+    assert pair.with_draft("none").with_draft("auto").draft_name == "org/small"
+    assert pair.with_draft(Source("another", folders.draft)).draft_name == "another"
+
+
+def test_a_source_without_a_draft_says_why(folders: Folders):
+    """Unless one lies beside its folder."""
+    problem = "owner/large: its drafts are gated"
+    source = Source("large", folders.model, draft_problem=problem)
+    assert load_pair(source).draft_name == "model-assistant"
+    shutil.rmtree(folders.draft)
+    pair = load_pair(source)
+    assert (pair.draft_kind, pair.draft_problem) == (None, problem)
+
+
+def test_a_sources_draft_that_does_not_fit_leaves_the_model(folders: Folders):
+    """With what is wrong with it."""
+    (folders.draft / "config.json").unlink()
+    pair = load_pair(Source("large", folders.model, Source("small", folders.draft)))
+    assert pair.draft_kind is None
+    assert "no config.json" in (pair.draft_problem or "")
+
+
+def test_a_context_can_be_lowered_but_not_raised(folders: Folders):
+    """The message has both numbers."""
+    own = load_pair(str(folders.model), None).target.context_limit
+    source = Source("large", folders.model)
+    assert load_pair(source, None, context_tokens=own).target.context_limit == own
+    assert load_pair(source, None, context_tokens=7).target.context_limit == 7
+    message = refused(ModelError, lambda: load_pair(source, None, context_tokens=own + 1))
+    assert message.startswith(f"large: context_tokens: {own + 1:,}, the model takes {own:,}. hint")
+
+
+def test_sampling_that_is_configured_takes_the_place_of_the_models_own(folders: Folders):
+    """Field by field, with every draft of it."""
+    file = folders.model / "generation_config.json"
+    file.write_text('{"do_sample": true, "temperature": 0.7, "top_k": 64}')
+    pair = load_pair(str(folders.model), sampling={"temperature": 0.2})
+    assert pair.generation_defaults == Sampling(temperature=0.2, top_k=64)
+    assert pair.with_draft("none").generation_defaults.temperature == 0.2
 
 
 # --- a model that can't be used ---------------------------------------------------------------
