@@ -17,6 +17,7 @@ ENGINE = web.AppKey("engine", Engine)
 METRICS = web.AppKey("metrics", Metrics)
 RULES = web.AppKey("rules", Rules)
 IDENTITY = web.AppKey("identity", WorkerIdentity)
+BUDGET_BYTES = web.AppKey[int | None]("budget_bytes")  # that models may take; None: not known
 STARTED_S = web.AppKey("started_s", float)  # monotonic, when the application was made
 
 REQUEST_ID = web.RequestKey("id", str)  # as X-Request-Id says it

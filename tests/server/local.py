@@ -10,6 +10,9 @@ from typing import Any
 from aiohttp import web
 
 from mlx_worker.config import ServerSection
+from mlx_worker.errors import UnknownModel
+from mlx_worker.models.hub import Hub
+from mlx_worker.models.store import Store
 from mlx_worker.records import Call, Health, ReplyEvent, ServedModel, Settings, Started
 from mlx_worker.server.app import Runner, make_app
 from mlx_worker.server.keys import SCOPE
@@ -58,6 +61,13 @@ class ScriptedEngine:
             raise self.refusal
         self.in_force = replace(self.in_force, **changes)
         return self.in_force
+
+    async def refresh_models(self) -> None:
+        pass
+
+    async def forget(self, id: str) -> None:
+        if all(model.id != id for model in MODELS):
+            raise UnknownModel(id, [model.id for model in MODELS])
 
     def _on_loop(self, value: Any) -> Any:
         asyncio.get_running_loop()
@@ -141,12 +151,16 @@ class Local:
 async def serving(
     engine: ScriptedEngine | None = None,
     routes: Iterable[web.AbstractRouteDef] = ECHO,
+    store: Store | None = None,
+    hub: Hub | None = None,
+    budget_bytes: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[Local]:
     """A server for the length of a `with`, on a free port of 127.0.0.1 unless told otherwise."""
     engine = engine or ScriptedEngine()
     section = ServerSection(**{"port": 0, **settings})
-    runner = Runner(make_app(engine, section, routes=routes), shutdown_timeout=1)
+    app = make_app(engine, section, routes, store=store, hub=hub, budget_bytes=budget_bytes)
+    runner = Runner(app, shutdown_timeout=1)
     await runner.setup()
     try:
         await web.TCPSite(runner, section.host, section.port).start()

@@ -4,37 +4,32 @@ MLX_WORKER_SCREENSHOTS=FOLDER keeps a picture of each size and scheme.
 """
 
 import asyncio
-import os
 import re
-import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Locator, Page, async_playwright, expect
+from playwright.async_api import Browser, Locator, Page, expect
 
 from mlx_worker.errors import ConfigError, Overloaded
 from mlx_worker.records import Call, Done, ReplyEvent, Settings, Started, Text, Timing, Usage
 from mlx_worker.server.chat import ROUTES
 from mlx_worker.server.keys import METRICS
-from tests.server.local import KEY, KEYED, Local, ScriptedEngine, serving
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("/usr/bin/chromium", "chromium", "google-chrome", "chrome"))),
-    None,
+from tests.server.chromium import (
+    HOSTILE,
+    IS_WIDE,
+    SCREENSHOTS,
+    SIZES,
+    launched,
+    needs_chromium,
+    opened,
 )
-SCREENSHOTS = os.environ.get("MLX_WORKER_SCREENSHOTS")  # before a test hides such variables
-SIZES = [(360, 740), (390, 844), (768, 1024), (1280, 800)]
-HOSTILE = "<img src=x onerror=alert(1)>"
-NO_ANSWER = "Failed to load resource"  # how Chromium logs any reply but a good one
+from tests.server.local import KEY, KEYED, ScriptedEngine, serving
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine"),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
 
 
 # --- the worker --------------------------------------------------------------------------------
@@ -105,32 +100,8 @@ class Writer(ScriptedEngine):
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def browser() -> AsyncIterator[Browser]:
     """One for all tests; each has a context of its own."""
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    async with launched() as browser:
         yield browser
-        await browser.close()
-
-
-@asynccontextmanager
-async def opened(
-    browser: Browser, local: Local, may_fail: bool = False, **context: Any
-) -> AsyncIterator[Page]:
-    """The page; in the end the browser has nothing to complain of, and nothing has popped up.
-
-    may_fail  replies other than good ones are part of the test
-    """
-    complaints: list[str] = []
-    seen = await browser.new_context(**context)
-    page = await seen.new_page()
-    page.on("console", lambda line: complaints.append(f"{line.type}: {line.text}"))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: complaints.append(dialog.message))
-    try:
-        await page.goto(f"http://127.0.0.1:{local.port}/")
-        yield page
-    finally:
-        await seen.close()
-    assert [line for line in complaints if not (may_fail and NO_ANSWER in line)] == []
 
 
 def row(page: Page, name: str = "gemma-4-e2b-it") -> Locator:
@@ -422,5 +393,4 @@ async def test_nothing_is_wider_than_the_window(
             if SCREENSHOTS:
                 path = Path(SCREENSHOTS) / f"page-{size[0]}x{size[1]}-{scheme}.png"
                 await page.screenshot(path=path, full_page=True)
-            wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
-            assert not await page.evaluate(wide)
+            assert not await page.evaluate(IS_WIDE)

@@ -32,9 +32,19 @@ export function forgetKey() {
 }
 
 /** What the worker answers, as a value. Throws Refusal, or what fetch throws where nobody answers. */
-export async function ask(path, { method = "GET", body } = {}) {
-  const reply = await send(path, method, body, AbortSignal.timeout(TIMEOUT_MS));
+export async function ask(path, { method = "GET", body, timeoutMs = TIMEOUT_MS } = {}) {
+  const reply = await send(path, method, body, AbortSignal.timeout(timeoutMs));
   return reply.json();
+}
+
+/** The first value of a stream, which is then left. Throws as ask does. */
+export async function askForFirst(path, body) {
+  const leaving = new AbortController();
+  try {
+    for await (const value of askForStream(path, body, leaving.signal)) return value;
+  } finally {
+    leaving.abort();
+  }
 }
 
 /** The values of a stream of server-sent events, to [DONE]. Throws as ask does. */

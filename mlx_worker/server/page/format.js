@@ -24,13 +24,31 @@ export const change = known((fraction) => {
 });
 
 export const bytes = known((value) => {
+  const unit = unitOf(value);
+  return `${inUnit(value, unit, value)} ${UNITS[unit]}`;
+});
+
+/** "3.2 of 6.8 GB, 48 %". */
+export function bytesOf(value, whole) {
+  const unit = unitOf(whole);
+  const percent = whole > 0 ? Math.floor((100 * value) / whole) : 100;
+  return `${inUnit(value, unit, whole)} of ${inUnit(whole, unit, whole)} ${UNITS[unit]}, ${percent} %`;
+}
+
+function unitOf(value) {
   let unit = 0;
   while (value >= 1000 && unit < UNITS.length - 1) {
     value /= 1000;
     unit += 1;
   }
-  return `${decimals(value, unit > 0 && value < 100 ? 1 : 0)} ${UNITS[unit]}`;
-});
+  return unit;
+}
+
+/** With as many decimals as `whole` has in that unit. */
+function inUnit(value, unit, whole) {
+  const size = 1000 ** unit;
+  return decimals(value / size, unit > 0 && whole / size < 100 ? 1 : 0);
+}
 
 export const milliseconds = known((value) =>
   value < 1000 ? `${decimals(value, 0)} ms` : `${decimals(value / 1000, 1)} s`,
@@ -54,9 +72,12 @@ export function counted(value, noun) {
 
 /** A reason as a sentence: it comes as one, without its capital and full stop. */
 export function sentence(text) {
-  if (!text) return null;
-  const end = /[.!?]$/.test(text) ? "" : ".";
-  return text[0].toUpperCase() + text.slice(1) + end;
+  return text ? ended(text[0].toUpperCase() + text.slice(1)) : null;
+}
+
+/** The same for what may begin with a name, which stays as it is spelt. */
+export function ended(text) {
+  return !text || /[.!?]$/.test(text) ? text : `${text}.`;
 }
 
 /** null where any part is: so that half a line is never shown. */

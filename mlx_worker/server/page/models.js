@@ -2,6 +2,8 @@
 
 import { byId, describe, drawAnew, element, setText } from "./dom.js";
 import { bytes, change, count, counted, joined, ratio, sentence, share } from "./format.js";
+import { pulled } from "./library.js";
+import { removeButton } from "./remove.js";
 
 const rows = new Map(); // id of a model → the nodes of its row
 let lastNumber = 0;
@@ -20,7 +22,9 @@ export function showModels(models) {
 
 function addRow(id) {
   lastNumber += 1;
-  const panel = element("dl", { id: `model-${lastNumber}`, hidden: "" });
+  const list = element("dl");
+  const actions = element("div", { class: "line" }, removeButton(id));
+  const panel = element("div", { id: `model-${lastNumber}`, hidden: "" }, list, actions);
   const name = element("span", { class: "name" }, id);
   const about = element("span", { class: "about" });
   const glance = element("span", { class: "glance" });
@@ -28,7 +32,7 @@ function addRow(id) {
   const button = element("button", attributes, name, about, glance);
   button.addEventListener("click", () => toggle(button, panel));
   const item = element("li", { class: "model" }, element("h3", {}, button), panel);
-  rows.set(id, { item, panel, about, glance });
+  rows.set(id, { item, list, actions, about, glance });
   return rows.get(id);
 }
 
@@ -51,7 +55,8 @@ function toggle(button, panel) {
 function update(row, model) {
   setText(row.about, about(model));
   drawAnew(row.glance, [model.speculation ?? null], drawGlance);
-  drawAnew(row.panel, [factsOf(model)], describe);
+  drawAnew(row.list, [factsOf(model)], describe);
+  row.actions.hidden = pulled(model.id) === undefined;
 }
 
 function about(model) {

@@ -3,10 +3,14 @@
 
 import { Refusal, ask, explain, forgetKey, hasKey, keepKey } from "./api.js";
 import { byId, setText } from "./dom.js";
+import { showDownloads } from "./downloads.js";
 import { showFigures } from "./figures.js";
 import { sentence, span } from "./format.js";
+import { showCatalogue, startInstall } from "./install.js";
+import { loadLibrary, onLibrary } from "./library.js";
 import { showModels } from "./models.js";
 import { offerModels, startPrompt } from "./prompt.js";
+import { startRemove } from "./remove.js";
 import { loadSettings, noteSpeculation, startSettings } from "./settings.js";
 
 const POLL_MS = 2000;
@@ -42,7 +46,10 @@ function showStatus(status) {
   offerModels(models);
   noteSpeculation(models, status.settings_problem);
   setTrouble("");
-  if (!hasAnswered) loadSettings();
+  if (!hasAnswered) {
+    loadSettings();
+    loadLibrary();
+  }
   hasAnswered = true;
 }
 
@@ -109,6 +116,10 @@ document.addEventListener("visibilitychange", () => {
   hasAnswered = false; // settings may have been changed elsewhere meanwhile
   poll();
 });
+onLibrary(showDownloads);
+onLibrary(showCatalogue);
+startInstall();
+startRemove();
 startPrompt();
 startSettings();
 poll();
