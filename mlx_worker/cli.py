@@ -16,10 +16,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mlx_worker.errors import ConfigError, InvalidParameter, ModelError, WorkerError, shown
+from mlx_worker import config_cli, models_cli
+from mlx_worker.errors import (
+    ConfigError,
+    HubError,
+    InvalidParameter,
+    ModelError,
+    WorkerError,
+    shown,
+)
+from mlx_worker.terminal import check_writable, load_config, talk, words
 
 INTERRUPTED = 130
-DEMO = "demo"
 DEPTHS = "0,1,2,3,4"  # that bench compares
 
 app = typer.Typer(
@@ -31,20 +39,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-config_app = typer.Typer(
-    help="Print the folder of config.yaml, or the settings in force.", rich_markup_mode=None
-)
-app.add_typer(config_app, name="config")
+app.add_typer(config_cli.app, name="config")
 
+DEFAULT_MODEL = "config, else the first that was pulled"
 ModelArgument = Annotated[
-    str | None, typer.Argument(help="Folder or id.", show_default="config, else the demo pair")
+    str | None, typer.Argument(help="Name, id or folder.", show_default=DEFAULT_MODEL)
 ]
 ModelFlag = Annotated[
-    str | None, typer.Option(help="Folder or id.", show_default="config, else the demo pair")
+    str | None, typer.Option(help="Name, id or folder.", show_default=DEFAULT_MODEL)
 ]
 DraftFlag = Annotated[
     str | None,
-    typer.Option(help="auto, none, lookup, or a folder or id.", show_default="config, else auto"),
+    typer.Option(help="auto, none, lookup, or a name or folder.", show_default="config, else auto"),
 ]
 Number = float | None
 
@@ -56,6 +62,7 @@ def main() -> None:
     except WorkerError as error:
         talk(f"mlx-worker: {error}")
         is_callers = isinstance(error, ConfigError | ModelError | InvalidParameter)
+        is_callers = is_callers and not isinstance(error, HubError)
         sys.exit(2 if is_callers else 1)
     except KeyboardInterrupt:
         talk("mlx-worker: interrupted")
@@ -153,6 +160,7 @@ def bench(
         run,
         workloads as data,
     )
+    from mlx_worker.models.locate import locate, locate_draft
     from mlx_worker.tables import console
 
     run.check_modes(wanted_modes)
@@ -161,10 +169,13 @@ def bench(
     if plot_file:
         plot.check(plot_file)
     settings = load_config()
+    entry = entry_of(settings, model, draft)
     loaded = run.load_pair(
-        model or configured_model(settings.model.id),
-        draft or settings.model.draft,
+        locate(entry.id),
+        locate_draft(entry.draft),
         position=settings.speculation.assistant_position,
+        context_tokens=entry.context_tokens,
+        sampling=entry.sampling.given,
     )
     limits = run.Limits(max_tokens, temperature, acceptance or settings.speculation.acceptance)
     batch = run.prepare(loaded, chosen, ["auto"] if live else wanted_modes, wanted_depths, limits)
@@ -269,7 +280,8 @@ def generate(
     """Answer one prompt.
 
     The reply goes to standard output, raw: a model's markers for thinking and tool calls are in it.
-    Figures go to standard error. What isn't given is the model's own generation_config.
+    Figures go to standard error. What isn't given is what config.yaml says of the model, else its
+    own generation_config.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
@@ -278,13 +290,18 @@ def generate(
     mode = speculation or settings.speculation.mode
     asked_depth = depth
     depth = settings.speculation.depth if depth is None else depth
-    name = model or configured_model(settings.model.id)
+    entry = entry_of(settings, model, draft)
 
     from mlx_worker.pair import load
     from mlx_worker.records import DEFAULT_DEPTH
 
-    position = settings.speculation.assistant_position
-    with load(name, draft=draft or settings.model.draft, position=position) as pair:
+    with load(
+        entry.id,
+        entry.draft,
+        position=settings.speculation.assistant_position,
+        context_tokens=entry.context_tokens,
+        sampling=entry.sampling.given,
+    ) as pair:
         events = pair.generate(
             [{"role": "user", "content": text}],
             max_tokens=max_tokens or settings.generation.max_tokens,
@@ -305,7 +322,14 @@ def generate(
         timing = write_reply(events)
         status = pair.status()
     talk(figures(timing, DEFAULT_DEPTH if depth is None else depth))
-    talk(explanation(mode, timing.rounds > 0, status, is_depth_given=asked_depth is not None))
+    why = explanation(
+        mode,
+        timing.rounds > 0,
+        status,
+        is_depth_given=asked_depth is not None,
+        wants_draft=entry.draft != "none",
+    )
+    talk(why)
 
 
 def write_reply(events: Iterator[Any]) -> Any:
@@ -338,12 +362,19 @@ def figures(timing: Any, depth: int) -> str:
 
 
 def explanation(
-    mode: str, has_drafted: bool, status: dict[str, Any], *, is_depth_given: bool = False
+    mode: str,
+    has_drafted: bool,
+    status: dict[str, Any],
+    *,
+    is_depth_given: bool = False,
+    wants_draft: bool = True,
 ) -> str:
     """Why this reply was decoded as it was."""
     if has_drafted:
         return f"drafted by {status['draft']} ({status['draft_kind']})"
     if status["draft_kind"] is None:
+        if not wants_draft:
+            return "plain: no draft was wanted"
         missing = f"no draft was found for {status['model']}; name one with --draft"
         return f"plain: {status['draft_problem'] or missing}"
     if mode == "off":
@@ -386,17 +417,17 @@ def serve(
     What it does is logged in the folder's logs/.
     """
     from mlx_worker.config import load, override
+    from mlx_worker.serving import with_flags
 
     try:
-        settings = override(
-            load(config_file),
-            {"model.id": model, "model.draft": draft, "server.host": host, "server.port": port},
-        )
-        name = configured_model(settings.model.id)
+        settings = override(load(config_file), {"server.host": host, "server.port": port})
+        if model is None:
+            configured_model(settings)
+        settings = with_flags(settings, model, draft)
 
         from mlx_worker import worker
 
-        code = worker.serve(settings, name, announce, talk)
+        code = worker.serve(settings, announce, talk)
     except (ConfigError, ModelError) as error:
         if not supervised:
             raise
@@ -449,51 +480,31 @@ def status(
         show.print_all(console(), chosen, has_requests=history)
 
 
-# --- config -----------------------------------------------------------------------------------
-
-
-@config_app.callback(invoke_without_command=True)
-def config_folder(context: typer.Context) -> None:
-    """Print the folder of config.yaml, or the settings in force."""
-    if context.invoked_subcommand is None:
-        from mlx_worker.config import home
-
-        print(home())
-
-
-@config_app.command("show")
-def config_show() -> None:
-    """Print every setting in force: defaults, then config.yaml, then MLX_WORKER_*; keys masked."""
-    import yaml
-
-    masked = load_config().model_dump(mode="json")
-    print(yaml.safe_dump(masked, sort_keys=False), end="")
+models_cli.add_to(app)
 
 
 # --- shared -----------------------------------------------------------------------------------
 
 
-def talk(line: str) -> None:
-    """One line on standard error, whatever line breaks it came with."""
-    print(" ".join(line.split()), file=sys.stderr, flush=True)
+def configured_model(settings: Any) -> Any:
+    """The default model's entry; that there is none but the demo pair is said, with what to do."""
+    from mlx_worker import serving
+    from mlx_worker.models import catalogue, listing
+
+    entry = serving.default(settings)
+    if entry.id == serving.DEMO and not settings.models:
+        talk("no model here yet: using the embedded demo pair, a toy that shows how things work")
+        if fitting := catalogue.pick(listing.budget_bytes(settings.limits.memory_gb)):
+            talk(f"one that fits this machine: mlx-worker pull {fitting.id}")
+    return entry
 
 
-def load_config() -> Any:
-    from mlx_worker.config import load
+def entry_of(settings: Any, model: str | None, draft: str | None) -> Any:
+    """The entry of the model that is named, else of the default; with another draft, if named."""
+    from mlx_worker.serving import named
 
-    return load()
-
-
-def configured_model(configured: str | None) -> str:
-    """The configured model, else the demo pair, which is said."""
-    if configured is None:
-        talk("no model configured: using the embedded demo pair, a toy that shows how things work")
-    return configured or DEMO
-
-
-def words(text: str | None) -> list[str] | None:
-    """`a, b` → [a, b]; None stays None."""
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+    entry = named(settings, model) if model else configured_model(settings)
+    return entry.model_copy(update={"draft": draft}) if draft else entry
 
 
 def depth_numbers(text: str) -> list[int]:
@@ -503,21 +514,6 @@ def depth_numbers(text: str) -> list[int]:
         raise ConfigError(
             f"--depths: {shown(text)}, must be whole numbers", hint=f"--depths {DEPTHS}"
         ) from None
-
-
-def check_writable(flag: str, file: Path | None) -> None:
-    """Fail before the minutes of measuring, not after them; leaves no file that was not there."""
-    if file is None:
-        return
-    is_new = not file.exists()
-    try:
-        file.open("ab").close()
-    except OSError as error:
-        raise ConfigError(
-            f"{flag}: {file} can't be written: {error.strerror}", hint="name another file"
-        ) from error
-    if is_new:
-        file.unlink()
 
 
 if __name__ == "__main__":

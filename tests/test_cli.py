@@ -24,6 +24,7 @@ from mlx_worker.control.controller import Controller
 from mlx_worker.decisions import DecisionLog, read
 from mlx_worker.history import percent
 from tests.courses import EVENTS, curve, eventful_course, serve
+from tests.pulled import pull, store_in
 
 SMALL_BENCH = (
     "bench --workloads count,chat --requests 1 --depths 0,2 --max-tokens 16 --temperature 0"
@@ -161,6 +162,90 @@ def test_a_wrong_command_line_is_exit_2_with_the_way_to_help(arguments: list[str
     ran = run(*arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "--help" in ran.stderr
+
+
+# --- config -----------------------------------------------------------------------------------
+
+
+def test_a_setting_is_changed_in_the_file(home: Path, here: Here):
+    """It says what is set, and when it counts; --unset takes it back."""
+    file = home / ".mlx-worker" / "config.yaml"
+    ran = here("config", "set", "server.port", "9000")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == "server.port: 9000, from the worker's next start on\n"
+    assert file.read_text() == "server:\n  port: 9000\n"
+    assert "port: 9000" in here("config", "show").stdout
+    ran = here("config", "set", "server.port", "--unset")
+    assert ran.stdout == "server.port is at its default again, from the worker's next start on\n"
+    assert "port: 8321" in here("config", "show").stdout
+
+
+def test_a_setting_is_read_from_standard_input(home: Path, here: Here):
+    """A list over several lines, for instance."""
+    ran = here("config", "set", "models", "-", stdin="- id: demo\n  draft: none\n")
+    assert ran.returncode == 0
+    text = (home / ".mlx-worker" / "config.yaml").read_text()
+    assert text == "models: [{id: demo, draft: none}]\n"
+
+
+def test_a_key_is_never_an_argument_and_never_shown(home: Path, here: Here):
+    """Whoever lists processes, or reads the history of a shell, would see it."""
+    file = home / ".mlx-worker" / "config.yaml"
+    ran = here("config", "set", "server.api_key", "hunter2-hunter2")
+    assert ran.returncode == 2
+    assert "hint: mlx-worker config set server.api_key - reads it from standard input" in ran.stderr
+    assert "hunter2" not in ran.stderr
+    assert not file.exists()
+    ran = here("config", "set", "server.api_key", "-", stdin="hunter2-hunter2\n")
+    assert ran.stdout == "server.api_key: ********, from the worker's next start on\n"
+    assert file.read_text() == "server:\n  api_key: hunter2-hunter2\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+# --- models -----------------------------------------------------------------------------------
+
+
+def test_the_demo_pair_is_used_for_want_of_a_model_and_said(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+):
+    """With the one command that gets a model that fits this machine."""
+    monkeypatch.setenv("MLX_WORKER_LIMITS__MEMORY_GB", "64")
+    ran = here("generate", COUNT, "--max-tokens", "4", "--temperature", "0")
+    assert "no model here yet: using the embedded demo pair" in ran.stderr
+    assert re.search(r"mlx-worker pull gemma-4-\S+\n", ran.stderr)
+    named = here("generate", COUNT, "--max-tokens", "4", "--temperature", "0", "--model", "demo")
+    assert "pull" not in named.stderr
+    assert named.stdout == ran.stdout
+
+
+def test_a_model_that_was_pulled_is_the_default_everywhere(home: Path):
+    """With the draft that was pulled with it."""
+    pull(store_in(home), "mine")
+    ran = run("generate", COUNT, "--max-tokens", "8", "--speculation", "on")
+    assert "drafted by owner/mine-draft (assistant)" in ran.stderr
+    assert "demo pair" not in ran.stderr
+    ran = run("bench", "--workloads", "count", "--requests", "2", "--max-tokens", "4",
+              "--draft", "owner/mine-draft", "--depths", "0,1")  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert (found["model"], found["draft"]) == ("mine", "owner/mine-draft")
+
+
+def test_what_an_entry_says_counts_for_one_reply(here: Here, monkeypatch: pytest.MonkeyPatch):
+    """As it does for a worker."""
+    entry = "[{id: demo, draft: none, context_tokens: 50, sampling: {temperature: 0}}]"
+    monkeypatch.setenv("MLX_WORKER_MODELS", entry)
+    ran = here("generate", COUNT, "--max-tokens", "8")
+    assert (ran.returncode, ran.stdout) == (0, here("generate", COUNT, "--max-tokens", "8").stdout)
+    assert "must be below 50, the context" in here("generate", COUNT, "--max-tokens", "60").stderr
+
+
+@pytest.mark.parametrize("command", [["generate", "Hi", "--model"], ["bench"]])
+def test_a_model_that_is_not_here_is_said_with_how_to_get_it(command: list[str], here: Here):
+    """A short name, or an id; and what a misspelt name might have been."""
+    assert "hint: mlx-worker pull gemma-4-e2b" in here(*command, "gemma-4-e2b").stderr
+    assert "hint: mlx-worker pull owner/name" in here(*command, "owner/name").stderr
+    assert "did you mean gemma-4-e2b?" in here(*command, "gemma-4-e2").stderr
 
 
 # --- status -----------------------------------------------------------------------------------
@@ -350,9 +435,7 @@ def test_a_pipe_gets_no_progress_bar_and_no_colour(bench: dict[str, Any]):
     ran = bench["ran"]
     assert "\x1b" not in ran.stdout + ran.stderr
     assert "\r" not in ran.stdout + ran.stderr
-    assert ran.stderr.splitlines()[0].startswith(
-        "no model configured: using the embedded demo pair"
-    )
+    assert ran.stderr.splitlines()[0].startswith("no model here yet: using the embedded demo pair")
 
 
 def test_bench_serves_the_prompts_of_a_file(tmp_path: Path, here: Here):
@@ -400,16 +483,17 @@ def test_auto_says_that_one_reply_measures_nothing(here: Here):
     ran = here("generate", "--max-tokens", "4", "--seed", "1", "-", stdin=COUNT)
     assert ran.returncode == 0, ran.stderr
     first, *_, last = ran.stderr.splitlines()
-    assert first.startswith("no model configured: using the embedded demo pair")
+    assert first.startswith("no model here yet: using the embedded demo pair")
     assert "one reply is too little to measure" in last
     assert "mlx-worker bench" in last
 
 
 def test_ctrl_c_ends_a_reply_with_one_line_and_exit_130():
-    """However far it got."""
-    command = [sys.executable, "-m", "mlx_worker", "generate", "--model", "demo", "--temperature"]
+    """However far it got. So hot, the demo pair seldom finds an end by itself."""
+    command = [sys.executable, "-m", "mlx_worker", "generate", "--model", "demo"]
+    hot = ["--temperature", "8", "--top-k", "0", "--top-p", "1", "--seed", "1"]
     process = subprocess.Popen(
-        [*command, "1.2", "--max-tokens", "1500", "Tell me a long story about a rabbit."],
+        [*command, *hot, "--max-tokens", "1500", "Tell me a long story about a rabbit."],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -10,26 +10,32 @@ from pathlib import Path
 import mlx_worker
 
 PACKAGE = Path(mlx_worker.__file__).parent
-LEAVES = {"records", "config", "errors"}  # every node but these themselves may import them
+# Every node but these themselves may import them.
+LEAVES = {"records", "config", "config_file", "errors", "files"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"pair"},
     "__main__": {"cli"},
     "cli": {"worker", "bench", "gateway", "service", "models", "pair"}
-    | {"decisions", "history", "tables"}
+    | {"config_cli", "models_cli", "terminal", "serving", "decisions", "history", "tables"}
     | LEAVES,
+    "config_cli": LEAVES,
+    "models_cli": {"models", "bench", "serving", "decisions", "history", "tables", "terminal"}
+    | LEAVES,
+    "terminal": LEAVES,
+    "serving": {"models"} | LEAVES,
     "worker": {"server", "link", "engine", "control", "models", "decisions"}
-    | {"dispatcher", "roster", "loaded_model", "policies", "logs"}
+    | {"dispatcher", "roster", "loaded_model", "policies", "serving", "logs"}
     | LEAVES,
     "dispatcher": {"engine", "roster", "calls", "policies"} | LEAVES,
     "calls": {"engine", "loaded_model"} | LEAVES,
     "policies": LEAVES,
     "logs": set(),
-    "roster": {"engine", "loaded_model"} | LEAVES,
+    "roster": {"engine", "loaded_model", "models"} | LEAVES,
     "server": {"wire", "models"} | LEAVES,
     "link": {"wire"} | LEAVES,
     "gateway": {"wire"} | LEAVES,
-    "pair": {"engine", "loaded_model"} | LEAVES,
+    "pair": {"engine", "loaded_model", "models"} | LEAVES,
     "loaded_model": {"engine", "control", "decisions"} | LEAVES,
     "bench": {"engine", "control", "decisions", "tables"} | LEAVES,
     "history": {"control", "decisions", "tables"} | LEAVES,
@@ -39,16 +45,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": LEAVES,
     "control": LEAVES,
     "wire": LEAVES,
-    "models": LEAVES,
-    "config": {"records", "errors"},
+    "models": {"tables"} | LEAVES,
+    "config": {"records", "errors", "files"},
+    "config_file": {"config", "errors", "files"},
     "records": set(),
     "errors": set(),
+    "files": set(),
 }
 ONLY_IN = {"mlx": {"engine", "bench"}, "mlx_lm": {"engine", "bench"}}
 ONLY_BESIDE_STDLIB: dict[str, set[str]] = {
     "records": set(),
     "errors": set(),
+    "files": set(),
     "config": {"pydantic", "yaml"},
+    "config_file": {"yaml"},
     "wire": {"pydantic"},
 }
 NEVER_IN = {"control": {"asyncio", "time", "datetime"}}  # arithmetic only: no loop, no clock
