@@ -13,8 +13,14 @@ from blockbuster import blockbuster_ctx
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test marked mac is skipped elsewhere, also when -m asks for it."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test marked mac is skipped elsewhere, also when -m asks for it.
+
+    Where several processes share the files, those of whole workers, which take longest, come first,
+    so that none is left with one of them at the end.
+    """
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     if sys.platform == "darwin":
         return
     for item in items:
@@ -31,6 +37,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MLX_WORKER_HOME", str(tmp_path / ".mlx-worker"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    if constants := sys.modules.get("huggingface_hub.constants"):  # it reads HF_HOME only once
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
     return tmp_path
 
 

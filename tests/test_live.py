@@ -28,6 +28,8 @@ from mlx_worker.engine.session import generate_events
 from mlx_worker.records import Done, GenerationRequest, Text, Traffic
 from tests.oracle import oracle_pair
 
+pytestmark = pytest.mark.alone
+
 OPENBLAS = next(
     (
         str(path)
