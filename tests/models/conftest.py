@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from mlx_worker.models import transfer
+from mlx_worker.models import pull, transfer
 from mlx_worker.models.cache import Cache
 from mlx_worker.models.hub import Hub
 from mlx_worker.models.store import Store
@@ -20,6 +20,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(transfer, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(transfer, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(pull, "LOOK_S", 0.002)
     with LocalHub(tmp_path / "served") as hub:
         yield hub
 
