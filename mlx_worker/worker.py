@@ -24,10 +24,10 @@ from mlx_worker.config import Config, ModelEntry, home
 from mlx_worker.decisions import default_folder
 from mlx_worker.dispatcher import Dispatcher
 from mlx_worker.engine import memory
-from mlx_worker.engine.load import load_pair
+from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.prefix import PrefixCache
 from mlx_worker.engine.thread import EngineThread
-from mlx_worker.errors import ConfigError, ModelNotFound, WorkerError
+from mlx_worker.errors import ConfigError, ModelError, ModelNotFound, WorkerError
 from mlx_worker.loaded_model import Decider, LoadedModel, settle
 from mlx_worker.models.locate import locate, locate_draft
 from mlx_worker.policies import Policies, default_path
@@ -218,13 +218,23 @@ class Worker:
 
     def _load(self, entry: ModelEntry) -> LoadedModel:
         speculation = self._config.speculation
-        pair = load_pair(
-            locate(entry.id),
-            locate_draft(entry.draft),
-            position=speculation.assistant_position,
-            context_tokens=entry.context_tokens,
-            sampling=entry.sampling.given,
-        )
+
+        def load(source: str | Source) -> LoadedPair:
+            return load_pair(
+                source,
+                locate_draft(entry.draft, of=entry.id),
+                position=speculation.assistant_position,
+                context_tokens=entry.context_tokens,
+                sampling=entry.sampling.given,
+            )
+
+        source = locate(entry.id)
+        try:
+            pair = load(source)
+        except ModelError:
+            if locate(entry.id) == source:
+                raise
+            pair = load(locate(entry.id))  # a newer revision took its place meanwhile
         depth = speculation.depth or None
         model = LoadedModel(pair, PrefixCache(), Decider(depth, default_folder()))
         settle()

@@ -48,7 +48,8 @@ class Snapshot:
 
     @property
     def n_bytes(self) -> int:
-        return sum(file.size for file in self.files)
+        """Of what is fetched: the same content under two names comes once."""
+        return sum({file.digest: file.size for file in self.files}.values())
 
 
 class Cache:

@@ -38,9 +38,27 @@ def locate(name: str, store: Store | None = None) -> str | Source:
     raise ModelNotFound(name, hint=hint_for(name))
 
 
-def locate_draft(draft: str | None, store: Store | None = None) -> str | Source | None:
-    """The same for a draft, which may also be auto, none or lookup."""
-    return draft if draft is None or draft in WORDS else locate(draft, store)
+def locate_draft(
+    draft: str | None, store: Store | None = None, of: str | None = None
+) -> str | Source | None:
+    """The same for a draft, which may also be auto, none or lookup.
+
+    of  the model that it is for, whose record says which commit of it was pulled
+    """
+    if draft is None or draft in WORDS or is_local(draft):
+        return draft
+    store = store or Store.default()
+    repo = catalogue.repo_of(draft)
+    models = store.models()
+    first = [one for one in models if of and one.id == catalogue.canonical(of)]
+    for pulled in (*first, *models):
+        if pulled.draft and pulled.draft.repo == repo and _is_whole(store, pulled.draft):
+            return Source(repo, store.cache.snapshot_folder(pulled.draft))
+    return locate(draft, store)
+
+
+def _is_whole(store: Store, snapshot: Snapshot) -> bool:
+    return all(store.cache.is_whole(snapshot, file) for file in snapshot.files)
 
 
 def is_local(name: str) -> bool:

@@ -126,30 +126,23 @@ def pull(
             before = store.find(id)
             id = before.id if before else id
             last = before and (before.pending or before)
+            is_same = before is not None and not _is_other(before, draft, revision)
             draft = draft or (last.asked_draft if last else "auto")
             revision = _checked_revision(id, revision or (last.asked if last else "main"))
-            yield from _pull(id, before, store, hub, draft, revision)
+            try:
+                plan = yield from _plan(id, store, hub, draft, revision)
+            except HubUnreachable as error:
+                if before is None or not is_same or not store.presence(before).is_whole:
+                    raise
+                yield from _check_all(before, store)
+                yield Finished(before, is_new=False, is_unchecked=error.message)
+                return
+            yield from _get(plan, before, store, hub)
     except OSError as error:
         place, why = error.filename or store.cache.folder, error.strerror or error
         is_ours = str(place).startswith(str(store.path.parent))
         hint = f"choose another folder with {'MLX_WORKER_HOME' if is_ours else 'HF_HOME'}"
         raise ModelError(f"{place}: can't be used: {why}", hint=hint) from error
-
-
-def _pull(
-    id: str, before: Pulled | None, store: Store, hub: Hub, draft: str, revision: str
-) -> Events:
-    try:
-        plan = yield from _plan(id, store, hub, draft, revision)
-    except HubUnreachable as error:
-        if before is None or not store.presence(before).is_whole:
-            raise
-        if _is_other(before, draft) or revision not in (before.asked, before.model.commit):
-            raise
-        yield from _check_all(before, store)
-        yield Finished(before, is_new=False, is_unchecked=error.message)
-        return
-    yield from _get(plan, before, store, hub)
 
 
 def _check_all(pulled: Pulled, store: Store) -> Generator[PullEvent, None, None]:
@@ -201,12 +194,14 @@ def _checked(name: str) -> str:
     return name
 
 
-def _is_other(before: Pulled, draft: str) -> bool:
-    """Whether another draft is asked for than was pulled."""
-    if draft == "auto":
-        return False
+def _is_other(before: Pulled, draft: str | None, revision: str | None) -> bool:
+    """Whether something else is asked for than was pulled."""
     has = before.draft.repo if before.draft else None
-    return has != (None if draft == "none" else catalogue.repo_of(draft))
+    if draft not in (None, "auto") and has != (
+        None if draft == "none" else catalogue.repo_of(draft)
+    ):
+        return True
+    return revision not in (None, before.asked, before.model.commit)
 
 
 # --- what to get

@@ -22,6 +22,7 @@ from mlx_worker.models.cache import DIGEST, Cache, RepoFile, Snapshot, size_of
 
 FILE = "models.json"
 FORMAT = 1
+NOTHING = Snapshot("", "", ())
 LOOKS, LOOK_S = 20, 0.05  # at a lock, before it counts as held
 MEND = "mend the file, or delete it and pull the models again; nothing is downloaded twice"
 
@@ -145,18 +146,18 @@ class Store:
     def put(self, pulled: Pulled) -> None:
         """Keep it, in the place of the one with its id. Raises ConfigError."""
 
-        def change(models: list[Pulled]) -> list[Pulled]:
-            if not any(is_same(one.id, pulled.id) for one in models):
-                return [*models, pulled]
-            return [pulled if is_same(one.id, pulled.id) else one for one in models]
+        self._change(lambda models: _with(models, pulled))
 
-        self._change(change)
+    def renew(self) -> None:
+        """Write the record as it is, so that whoever watches it looks again. Raises ConfigError."""
+        self._change(lambda models: models)
 
     def presence(self, pulled: Pulled) -> Presence:
         """Of what it is now; of what will take its place, presence(pulled.pending)."""
         wanted = [(one, file) for one in pulled.snapshots for file in one.files]
+        once = {(one.repo, file.digest): (one, file) for one, file in wanted}.values()
         return Presence(
-            n_bytes=sum(self.cache.n_bytes(one.repo, file) for one, file in wanted),
+            n_bytes=sum(self.cache.n_bytes(one.repo, file) for one, file in once),
             missing=tuple(f.name for one, f in wanted if not self.cache.is_whole(one, f)),
             is_downloading=is_locked(self.lock(pulled.id)),
         )
@@ -171,9 +172,11 @@ class Store:
                 lock = try_lock(self.lock(pulled.id))
                 if lock:
                     stack.callback(lock.close)
-                    return self._change(
+                    freed, left = self._change(
                         lambda models: [one for one in models if not is_same(one.id, pulled.id)]
                     )
+                    _raise_for(pulled, left)
+                    return freed
                 time.sleep(LOOK_S)
         raise ModelBusy(pulled.id)
 
@@ -182,10 +185,15 @@ class Store:
 
         A quantised copy of its draft stays, one of another draft goes.
         """
-        before = self.find(pulled.id)
-        if before:
-            pulled = replace(pulled, smaller_draft=before.smaller_draft)
-        self.put(replace(pulled, smaller_draft=pulled.own_smaller_draft))
+
+        def change(models: list[Pulled]) -> list[Pulled]:
+            kept = next(one for one in _with(models, pulled) if is_same(one.id, pulled.id))
+            return [
+                replace(kept, smaller_draft=kept.own_smaller_draft) if one.id == kept.id else one
+                for one in _with(models, pulled)
+            ]
+
+        self._change(change)
 
     def keep_smaller(self, id: str, smaller: SmallerDraft) -> None:
         """Keep a quantised copy of a model's draft; an earlier one in another folder is deleted.
@@ -200,7 +208,7 @@ class Store:
         self._change(lambda models: [kept(one) for one in models])
         after = self.find(id)
         if after is None or after.smaller_draft != smaller:
-            self._delete_copy(smaller)
+            self._delete_copies([Pulled(id, NOTHING, smaller_draft=smaller)], self.models())
             raise ConfigError(
                 f"{id}: was removed, or got another draft, while its draft was quantised",
                 hint="see mlx-worker models, then run this again",
@@ -219,8 +227,12 @@ class Store:
         """Held by whoever downloads or removes this model."""
         return self._locks / f"{hashlib.sha256(id.casefold().encode()).hexdigest()[:16]}.lock"
 
-    def _change(self, change: Callable[[list[Pulled]], list[Pulled]]) -> int:
-        """Change the record, then delete what no model needs any more; returns the bytes freed.
+    def _change(
+        self, change: Callable[[list[Pulled]], list[Pulled]]
+    ) -> tuple[int, list[tuple[Snapshot, OSError]]]:
+        """Change the record, then delete what no model needs any more.
+
+        Returns the bytes freed, and what could not be deleted; the next change tries again.
 
         What is to go is kept in the record until it is gone, so that whoever is stopped in between
         leaves nothing for ever. One at a time, of all processes: what one deletes, another that
@@ -233,10 +245,15 @@ class Store:
                 kept = [snapshot for one in models for snapshot in every(one)]
                 gone = _without([*abandoned, *(s for one in before for s in every(one))], kept)
                 self._write(models, gone)
-                freed = sum(self.cache.delete(one, kept) for one in gone)
+                freed, left = 0, list[tuple[Snapshot, OSError]]()
+                for one in gone:
+                    try:
+                        freed += self.cache.delete(one, kept)
+                    except OSError as error:
+                        left.append((one, error))
                 if gone:
-                    self._write(models, [])
-                return freed + self._delete_copies(before, models)
+                    self._write(models, [one for one, _ in left])
+                return freed + self._delete_copies(before, models), left
         except OSError as error:
             place = error.filename or self.path
             raise ConfigError(f"{place}: can't be written: {error.strerror}") from None
@@ -253,6 +270,27 @@ class Store:
         kept = {one.smaller_draft.folder for one in after if one.smaller_draft}
         copies = [one.smaller_draft for one in before if one.smaller_draft]
         return sum(self._delete_copy(copy) for copy in copies if copy.folder not in kept)
+
+
+def _with(models: list[Pulled], pulled: Pulled) -> list[Pulled]:
+    """The models with this one in its place; a copy of its draft that was made meanwhile stays."""
+    before = next((one for one in models if is_same(one.id, pulled.id)), None)
+    if before is None:
+        return [*models, pulled]
+    new = replace(pulled, smaller_draft=pulled.smaller_draft or before.smaller_draft)
+    return [new if one is before else one for one in models]
+
+
+def _raise_for(pulled: Pulled, left: list[tuple[Snapshot, OSError]]) -> None:
+    """Raises ConfigError for what of a model could not be deleted."""
+    mine = {_key(one) for one in every(pulled)}
+    for snapshot, error in left:
+        if _key(snapshot) in mine:
+            raise ConfigError(
+                f"{pulled.id} is served no more, but {error.filename or snapshot.repo} "
+                f"can't be deleted: {error.strerror}",
+                hint="see whose it is; the next pull or removal tries again",
+            )
 
 
 def is_same(id: str, other: str) -> bool:

@@ -8,12 +8,20 @@ to models/. Event loop; whatever blocks runs in the executor.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
-from mlx_worker.errors import Overloaded, RequestError, ShuttingDown, UnknownModel, WorkerError
+from mlx_worker.errors import (
+    ModelBusy,
+    Overloaded,
+    RequestError,
+    ShuttingDown,
+    UnknownModel,
+    WorkerError,
+)
 from mlx_worker.models import catalogue
 from mlx_worker.models.store import Pulled, Store
 from mlx_worker.records import Engine
@@ -180,11 +188,18 @@ class Pulls:
 
     async def _remove(self, id: str) -> int:
         try:
+            job = self._jobs.get(id)
+            if job is None or job.is_over.is_set():
+                await self.read(partial(_check_idle, id=id))
             if any(model.id == id for model in self._engine.models()):
                 await self._engine.forget(id)
             try:
                 await self._end_download(id)
                 return await self.read(partial(_delete, id=id))
+            except WorkerError:
+                with suppress(WorkerError):  # it is here still, so it is served again
+                    await self.read(Store.renew)
+                raise
             finally:
                 await self._engine.refresh_models()
         finally:
@@ -226,6 +241,13 @@ def _joined(job: Job, draft: str | None, revision: str | None) -> Job:
 
 def _busy(id: str, what: str, hint: str = "try again in a while") -> Refusal:
     return Refusal(409, "model_busy", f"{id}: {what}. hint: {hint}")
+
+
+def _check_idle(store: Store, id: str) -> None:
+    """Blocking. Raises ModelBusy where another process downloads it."""
+    pulled = store.find(id)
+    if pulled and store.presence(pulled).is_downloading:
+        raise ModelBusy(id)
 
 
 def _delete(store: Store, id: str) -> int:

@@ -11,14 +11,22 @@ from typing import Any
 import pytest
 from huggingface_hub import snapshot_download
 
-from mlx_worker.errors import HubError, HubUnreachable, ModelBusy, ModelError, ModelNotFound
+from mlx_worker.errors import (
+    ConfigError,
+    HubError,
+    HubUnreachable,
+    ModelBusy,
+    ModelError,
+    ModelNotFound,
+)
 from mlx_worker.files import locked
 from mlx_worker.models import transfer
 from mlx_worker.models.cache import RepoFile, Snapshot
 from mlx_worker.models.hub import Hub, TransferBroken, _file, _first_byte
+from mlx_worker.models.locate import locate_draft
 from mlx_worker.models.pairing import file_of
 from mlx_worker.models.pull import Fetched, Finished
-from mlx_worker.models.store import Pulled
+from mlx_worker.models.store import Pulled, SmallerDraft
 from tests.hub_faults import Fault
 from tests.models.shelf import E2B, E2B_DRAFT, OTHER, WEIGHTS, Shelf, draft, noise, target
 
@@ -389,3 +397,72 @@ def test_ids_that_differ_in_case_are_one_model(shelf: Shelf):
     shelf.pull("Some/Model")
     shelf.pull("some/model")
     assert [one.id for one in shelf.store.models()] == ["Some/Model"]
+
+
+# --- what can't be deleted, and what meets in between --------------------------------------------
+
+
+def test_what_can_not_be_deleted_stops_no_other_model(e2b: Shelf):
+    """A folder in a file's place, as root's files are to others; it goes once it can."""
+    e2b.local.add(OTHER, target(seed=3))
+    e2b.pull()
+    place = e2b.cache.snapshot_folder(e2b.pulled().model) / WEIGHTS
+    place.unlink()
+    place.mkdir()
+    with pytest.raises(ConfigError, match=r"is served no more, but .* can't be deleted"):
+        e2b.store.remove(e2b.pulled())
+    assert e2b.pull(OTHER).is_new
+    place.rmdir()
+    e2b.store.renew()
+    assert not e2b.cache.repo_folder(E2B).exists()
+
+
+def test_a_copy_of_a_draft_that_is_made_while_its_model_is_pulled_stays(e2b: Shelf):
+    """The pull read the record before."""
+    e2b.pull()
+    pulled = e2b.pulled()
+    assert pulled.draft
+    copy = SmallerDraft(e2b.store.drafts / "copy", 4, of_commit=pulled.draft.commit)
+    copy.folder.mkdir(parents=True)
+    with closing(e2b.events()) as events:
+        next(events)
+        e2b.store.keep_smaller(pulled.id, copy)
+        assert isinstance(list(events)[-1], Finished)
+    assert e2b.pulled().smaller_draft == copy
+    assert copy.folder.exists()
+
+
+def test_without_a_network_a_begun_revision_is_no_reason_to_fail(e2b: Shelf):
+    """The old one is whole, and nothing else is asked for."""
+    first = e2b.pull().pulled.model.commit
+    e2b.local.add(E2B, target(seed=5))
+    newer = e2b.events(revision="main", draft="none")
+    with closing(newer):
+        next(e for e in newer if isinstance(e, Fetched) and e.n_bytes and e.file == WEIGHTS)
+    e2b.local.stop()
+    finished = e2b.pull()
+    assert (finished.pulled.model.commit, finished.is_new) == (first, False)
+    with pytest.raises(HubUnreachable):
+        e2b.pull(draft="none")
+    e2b.local.start()
+
+
+def test_the_same_content_under_two_names_is_counted_once(e2b: Shelf):
+    """Progress ends at all of it."""
+    e2b.local.add(E2B, {**target(), "model-2.safetensors": target()[WEIGHTS]})
+    *_, last, _ = e2b.events()
+    assert isinstance(last, Fetched)
+    assert last.n_present == last.n_bytes
+    assert e2b.local.bytes_sent(E2B) < 310_000
+
+
+def test_a_configured_draft_is_the_one_that_was_pulled_with_its_model(e2b: Shelf):
+    """Another model may have brought a newer commit of it, and taken it along."""
+    e2b.local.add("someone/gemma", target(seed=7))
+    e2b.pull(draft=E2B_DRAFT)
+    mine = locate_draft(E2B_DRAFT, e2b.store, of="gemma-4-e2b")
+    e2b.local.add(E2B_DRAFT, draft(seed=8))
+    e2b.pull("someone/gemma", draft=E2B_DRAFT)
+    assert locate_draft(E2B_DRAFT, e2b.store, of="gemma-4-e2b") == mine
+    e2b.store.remove(e2b.pulled("someone/gemma"))
+    assert locate_draft(E2B_DRAFT, e2b.store) == mine
