@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -325,10 +325,11 @@ class _Reader:
                 f"at most {MAX_CONFIG_BYTES:,} are read"
             )
         blob = self.cache.blob(snapshot.repo, file)
-        if not (yield from _quietly(is_right(blob, file), snapshot, file)):
-            fetching = fetch(self.hub, self.scratch, snapshot, file)
-            yield from _quietly(fetching, snapshot, file)
-            blob = self.scratch.blob(snapshot.repo, file)
+        if (yield from _quietly(is_right(blob, file), snapshot, file)):
+            with suppress(FileNotFoundError):  # a removal of another model may take it along
+                return blob.read_text(encoding="utf-8", errors="replace")
+        yield from _quietly(fetch(self.hub, self.scratch, snapshot, file), snapshot, file)
+        blob = self.scratch.blob(snapshot.repo, file)
         return blob.read_text(encoding="utf-8", errors="replace")
 
     def json(self, snapshot: Snapshot, name: str) -> Generator[PullEvent, None, dict[str, Any]]:

@@ -147,6 +147,14 @@ def _wait(asked_s: float | None, n_fruitless: int) -> Bytes:
 
 def is_right(path: Path, file: RepoFile) -> Generator[int, None, bool]:
     """Whether it is there, and its bytes have the digest that the hub lists."""
+    try:
+        return (yield from _has_digest(path, file))
+    except FileNotFoundError:  # a removal of another model took it along meanwhile
+        return False
+
+
+def _has_digest(path: Path, file: RepoFile) -> Generator[int, None, bool]:
+    """Raises FileNotFoundError where it vanishes."""
     if size_of(path) != file.size:
         return False
     if len(file.digest) == SHA256_DIGITS:

@@ -129,6 +129,39 @@ def test_a_pull_and_a_removal_that_share_a_draft_leave_it(e2b: Shelf):
         e2b.store.remove(e2b.pulled("someone/gemma"))
 
 
+def test_a_config_that_vanishes_while_it_is_read_is_asked_of_the_hub(
+    e2b: Shelf, monkeypatch: pytest.MonkeyPatch
+):
+    """A removal of another model takes a shared draft's files along at any moment."""
+    e2b.pull()
+    real = transfer.is_right
+
+    def right_and_gone(path: Path, file: RepoFile) -> Any:
+        is_right = yield from real(path, file)
+        path.unlink(missing_ok=True)
+        return is_right
+
+    monkeypatch.setattr("mlx_worker.models.pull.is_right", right_and_gone)
+    e2b.pull()
+    assert e2b.presence().is_whole
+
+
+def test_a_file_that_vanishes_while_it_is_checked_is_not_right(
+    e2b: Shelf, monkeypatch: pytest.MonkeyPatch
+):
+    e2b.pull()
+    snapshot = e2b.pulled().model
+    file = file_of(snapshot, WEIGHTS)
+    assert file
+    blob = e2b.cache.blob(E2B, file)
+    monkeypatch.setattr(
+        transfer, "size_of", lambda path: (blob.unlink(missing_ok=True), file.size)[1]
+    )
+    with pytest.raises(StopIteration) as ended:
+        next(transfer.is_right(blob, file))
+    assert ended.value.value is False
+
+
 def test_files_that_vanish_while_it_is_pulled_are_fetched_again(e2b: Shelf):
     """Someone tidies the cache by hand meanwhile."""
     is_gone = False
