@@ -489,12 +489,13 @@ models_cli.add_to(app)
 def configured_model(settings: Any) -> Any:
     """The default model's entry; that there is none but the demo pair is said, with what to do."""
     from mlx_worker import serving
-    from mlx_worker.models import catalogue, listing
+    from mlx_worker.config import memory_bytes
+    from mlx_worker.models import catalogue
 
     entry = serving.default(settings)
     if entry.id == serving.DEMO and not settings.models:
         talk("no model here yet: using the embedded demo pair, a toy that shows how things work")
-        if fitting := catalogue.pick(listing.budget_bytes(settings.limits.memory_gb)):
+        if fitting := catalogue.pick(memory_bytes(settings.limits.memory_gb)):
             talk(f"one that fits this machine: mlx-worker pull {fitting.id}")
     return entry
 

@@ -31,6 +31,7 @@ from mlx_worker.records import MAX_DEPTH, Acceptance, Speculation
 ENV_PREFIX = "MLX_WORKER_"
 ENV_HOME = "MLX_WORKER_HOME"
 CONFIG_FILE = "config.yaml"
+MEMORY_SHARE = 0.75
 
 SECRET_KEYS = frozenset({"server.api_key"})  # no message shows their value
 MIN_KEY_CHARS = 8
@@ -216,6 +217,16 @@ class Config(Section):
 def home() -> Path:
     """The worker's folder: MLX_WORKER_HOME, else ~/.mlx-worker. It may not exist yet."""
     return Path(os.environ.get(ENV_HOME) or "~/.mlx-worker").expanduser()
+
+
+def memory_bytes(gigabytes: float | None) -> int:
+    """What limits.memory_gb means where nothing better is known: a share of this machine's memory.
+
+    On a Mac the engine asks Metal instead (engine/memory.py).
+    """
+    if gigabytes is not None:
+        return int(gigabytes * 1e9)
+    return int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def known_keys() -> list[str]:

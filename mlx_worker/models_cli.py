@@ -31,13 +31,14 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Show the models that were pulled, their drafts, and whether those pay."""
+    from mlx_worker.config import memory_bytes
     from mlx_worker.models import listing, report
     from mlx_worker.models.store import Store
     from mlx_worker.tables import console
 
     store = Store.default()
     settings = load_config()
-    budget = listing.budget_bytes(settings.limits.memory_gb)
+    budget = memory_bytes(settings.limits.memory_gb)
     if has_catalogue and not as_json:
         report.print_catalogue(console(), listing.catalogue_json(store, budget))
         return

@@ -19,6 +19,8 @@ Acceptance = Literal["coupled", "standard"]
 FinishReason = Literal["stop", "length"]
 Notice = tuple[str, str]  # (code, message): what a client should know beside its reply
 
+TARGET_TYPES = ("gemma4", "gemma4_text", "gemma4_unified")  # model_type of Gemma 4's configs
+ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # and of its drafts'
 DEFAULT_DEPTH = 3  # drafted ids a round where drafting is asked for without a depth
 LOCAL = "local"  # the scope of whoever has no key
 MAX_DEPTH = 8  # drafted ids a round; also bounds what a cache must be able to rewind

@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from mlx_worker.errors import CheckpointError, ModelNotFound, shown
-from mlx_worker.records import Source
+from mlx_worker.records import ASSISTANT_TYPES, TARGET_TYPES, Source
 
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 REPAIR_HINT = "download or copy this model again"
 MAX_HEADER_BYTES = 100 << 20  # the safetensors format's own limit
-
-TARGET_TYPES = ("gemma4", "gemma4_text", "gemma4_unified")
-ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class Checkpoint:

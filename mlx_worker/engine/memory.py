@@ -6,17 +6,15 @@ but for the forecast, which reads a loaded model.
 The forecast is fitted to measured peaks on the CPU backend (docs/LOG.md) and errs upwards.
 """
 
-import os
-
 import mlx.core as mx
 
+from mlx_worker.config import memory_bytes
 from mlx_worker.engine.cache import GROWTH_TOKENS, SLACK_TOKENS
 from mlx_worker.engine.checkpoint import folder_of
 from mlx_worker.engine.load import LoadedPair
 from mlx_worker.engine.session import PREFILL_CHUNK_TOKENS
 from mlx_worker.records import Source
 
-SHARE = 0.75  # of the machine's memory, where MLX names no limit of its own
 CACHE_SHARE = 0.125  # of the budget that freed buffers may keep for reuse
 MARGIN = 1.25
 HIDDEN, INNER, HEADS = 8, 4, 8  # rows of each width that a pass over a token holds at a time
@@ -33,13 +31,11 @@ def used() -> dict[str, int]:
 
 
 def budget_bytes(gigabytes: float | None = None) -> int:
-    """What the worker may hold: as configured, else what Metal recommends, else SHARE of all."""
-    if gigabytes is not None:
-        return int(gigabytes * 1e9)
+    """What the worker may hold: as configured, else what Metal recommends, else a share of all."""
     recommended = mx.device_info().get("max_recommended_working_set_size")
-    if isinstance(recommended, int) and recommended:
+    if gigabytes is None and isinstance(recommended, int) and recommended:
         return recommended
-    return int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return memory_bytes(gigabytes)
 
 
 def hold_to(budget: int) -> None:

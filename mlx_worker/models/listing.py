@@ -4,7 +4,6 @@ Owns the keys that `mlx-worker models --json` and GET /api/models share. Blockin
 network; any thread.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,7 +12,6 @@ from mlx_worker.models.cache import Snapshot, free_bytes
 from mlx_worker.models.store import Pulled, Store
 
 State = Literal["ready", "updating", "downloading", "incomplete"]
-SHARE = 0.75  # of the machine's memory that models may take, where config.yaml names no limit
 
 
 def pulled_json(
@@ -85,13 +83,3 @@ def catalogue_json(store: Store, budget_bytes: int) -> list[dict[str, Any]]:
 def disk_json(store: Store) -> dict[str, Any]:
     folder = store.cache.folder
     return {"folder": str(folder), "free_bytes": free_bytes(folder)}
-
-
-def budget_bytes(memory_gb: float | None) -> int:
-    """What models may take: as configured, else a share of this machine's memory.
-
-    On a Mac the engine asks Metal for the true figure; this is what is known without loading it.
-    """
-    if memory_gb is not None:
-        return int(memory_gb * 1e9)
-    return int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

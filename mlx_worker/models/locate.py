@@ -12,12 +12,12 @@ from pathlib import Path
 from mlx_worker.errors import IncompleteModel, ModelNotFound
 from mlx_worker.models import catalogue
 from mlx_worker.models.cache import Snapshot
+from mlx_worker.models.pairing import CONFIG
 from mlx_worker.models.store import Pulled, Store
 from mlx_worker.records import Source
 
 DEMO = "demo"
 WORDS = ("auto", "none", "lookup")  # that a draft may be beside a name
-CONFIG = "config.json"
 HUB_ID = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
 

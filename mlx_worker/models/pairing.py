@@ -12,12 +12,11 @@ from typing import Any
 
 from mlx_worker.errors import shown
 from mlx_worker.models.cache import RepoFile, Snapshot
+from mlx_worker.records import ASSISTANT_TYPES, TARGET_TYPES
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 CARD = "README.md"
-TARGET_TYPES = ("gemma4", "gemma4_text", "gemma4_unified")
-ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 KEPT_SUFFIXES = (".json", ".jinja", ".txt")
 KEPT_NAMES = ("tokenizer.model", CARD)
 

@@ -33,7 +33,6 @@ from mlx_worker.models.cache import Cache, RepoFile, Snapshot, free_bytes
 from mlx_worker.models.hub import Hub
 from mlx_worker.models.locate import HUB_ID, hint_for, is_local
 from mlx_worker.models.pairing import (
-    ASSISTANT_TYPES,
     CARD,
     CONFIG,
     file_of,
@@ -44,6 +43,7 @@ from mlx_worker.models.pairing import (
 )
 from mlx_worker.models.store import Pulled, Store
 from mlx_worker.models.transfer import fetch, is_right
+from mlx_worker.records import ASSISTANT_TYPES
 
 RESERVE_BYTES = 500_000_000  # of the disk that a pull leaves free
 FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---\r?$", re.DOTALL | re.MULTILINE)
@@ -397,7 +397,8 @@ def _get(plan: Pulled, before: Pulled | None, store: Store, hub: Hub) -> Events:
     need = plan.n_bytes - n_present
     if need > max(0, free - RESERVE_BYTES):
         raise NoSpace(store.cache.folder, need_bytes=need + RESERVE_BYTES, free_bytes=free)
-    plan = _after(before, plan)
+    if before:
+        plan = replace(plan, added_s=before.added_s)
     store.put(replace(before, pending=plan) if before and _serves(before, plan, store) else plan)
     yield Planned(plan, plan.n_bytes, n_present, free)
     is_new = need > 0
@@ -407,9 +408,10 @@ def _get(plan: Pulled, before: Pulled | None, store: Store, hub: Hub) -> Events:
         plan = _with_same_vocabulary(plan, store)
         yield from _fetch_all(plan, store, hub, seen, is_weights=True)
         is_new = is_new or seen.has_grown
-        if not store.presence(plan).missing:
+        presence = store.presence(plan)
+        if presence.is_whole:
             break
-        n_present = store.presence(plan).n_bytes
+        n_present = presence.n_bytes
     else:
         raise ModelError(
             f"{plan.id}: files vanish while it is pulled", hint="see what deletes them"
@@ -442,13 +444,6 @@ def _fetch_all(
                 seen.n_present += n
                 seen.has_grown = seen.has_grown or n > 0
                 yield Fetched(seen.n_present, seen.n_bytes, snapshot.repo, file.name)
-
-
-def _after(before: Pulled | None, plan: Pulled) -> Pulled:
-    """The plan with what is kept of an earlier pull."""
-    if before is None:
-        return plan
-    return replace(plan, added_s=before.added_s, smaller_draft=before.smaller_draft)
 
 
 def _serves(before: Pulled, plan: Pulled, store: Store) -> bool:

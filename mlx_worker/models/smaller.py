@@ -11,9 +11,8 @@ from pathlib import Path
 from mlx_worker.errors import ConfigError, IncompleteModel, shown
 from mlx_worker.models import catalogue
 from mlx_worker.models.locate import DEMO, hint_for, is_local
+from mlx_worker.models.pairing import CONFIG
 from mlx_worker.models.store import SmallerDraft, Store
-
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,6 @@ class Store:
 
     def put(self, pulled: Pulled) -> None:
         """Keep it, in the place of the one with its id. Raises ConfigError."""
-
         self._change(lambda models: _with(models, pulled))
 
     def renew(self) -> None:
@@ -187,9 +186,10 @@ class Store:
         """
 
         def change(models: list[Pulled]) -> list[Pulled]:
-            kept = next(one for one in _with(models, pulled) if is_same(one.id, pulled.id))
             return [
-                replace(kept, smaller_draft=kept.own_smaller_draft) if one.id == kept.id else one
+                replace(one, smaller_draft=one.own_smaller_draft)
+                if is_same(one.id, pulled.id)
+                else one
                 for one in _with(models, pulled)
             ]
 

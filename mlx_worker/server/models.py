@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from mlx_worker.config import memory_bytes
 from mlx_worker.errors import InvalidParameter, WorkerError
 from mlx_worker.models import listing
 from mlx_worker.models.store import Store
@@ -33,7 +34,7 @@ async def show_models(request: web.Request) -> web.Response:
     def read(store: Store) -> dict[str, Any]:
         return {
             "models": listing.pulled_json(store, {}),
-            "catalogue": listing.catalogue_json(store, budget or listing.budget_bytes(None)),
+            "catalogue": listing.catalogue_json(store, budget or memory_bytes(None)),
             "disk": listing.disk_json(store),
         }
 

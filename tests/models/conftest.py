@@ -11,7 +11,7 @@ from mlx_worker.models.cache import Cache
 from mlx_worker.models.hub import Hub
 from mlx_worker.models.store import Store
 from tests.hub import LocalHub
-from tests.models.shelf import Shelf
+from tests.models.shelf import E2B, E2B_DRAFT, Shelf, draft, target
 
 
 @pytest.fixture
@@ -23,6 +23,14 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]
     monkeypatch.setattr(pull, "LOOK_S", 0.002)
     with LocalHub(tmp_path / "served") as hub:
         yield hub
+
+
+@pytest.fixture
+def e2b(shelf: Shelf) -> Shelf:
+    """The same, with gemma-4-e2b and its draft on the hub."""
+    shelf.local.add(E2B, target())
+    shelf.local.add(E2B_DRAFT, draft())
+    return shelf
 
 
 @pytest.fixture

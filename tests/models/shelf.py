@@ -1,10 +1,14 @@
 """What the tests of models share: small repositories, and a pull to its end."""
 
+import errno
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
+
+import pytest
 
 from mlx_worker.models.cache import Cache
 from mlx_worker.models.hub import Hub
@@ -87,3 +91,51 @@ class Shelf:
     def leftovers(self) -> list[str]:
         """Files of the cache that are neither whole blobs nor links nor notes."""
         return [path.name for path in self.cache.folder.rglob("*.incomplete")]
+
+
+class OddDisk:
+    """A file on a disk that takes what `room(size so far, bytes to write)` says of each write."""
+
+    def __init__(self, file: Any, room: Callable[[int, int], int]) -> None:
+        self._file = file
+        self._room = room
+
+    def __enter__(self) -> "OddDisk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, piece: bytes) -> int:
+        return self._file.write(piece[: self._room(self._file.tell(), len(piece))])
+
+    @staticmethod
+    def with_room(_: int, n: int) -> int:
+        return n
+
+    @staticmethod
+    def half_of_each(_: int, n: int) -> int:
+        return max(1, n // 2)
+
+    @staticmethod
+    def full_after_100_000(size: int, n: int) -> int:
+        if size + n > 100_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return n
+
+
+REAL_OPEN = Path.open
+
+
+def put_partial_files_on(room: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, what a transfer appends to lies on such a disk."""
+
+    def opened(path: Path, *arguments: Any, **options: Any) -> Any:
+        file = REAL_OPEN(path, *arguments, **options)
+        is_partial = path.suffix == ".incomplete" and arguments and "a" in arguments[0]
+        return OddDisk(file, room) if is_partial else file
+
+    monkeypatch.setattr(Path, "open", opened)

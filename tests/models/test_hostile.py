@@ -28,14 +28,18 @@ from mlx_worker.models.pairing import file_of
 from mlx_worker.models.pull import Fetched, Finished
 from mlx_worker.models.store import Pulled, SmallerDraft
 from tests.hub_faults import Fault
-from tests.models.shelf import E2B, E2B_DRAFT, OTHER, WEIGHTS, Shelf, draft, noise, target
-
-
-@pytest.fixture
-def e2b(shelf: Shelf) -> Shelf:
-    shelf.local.add(E2B, target())
-    shelf.local.add(E2B_DRAFT, draft())
-    return shelf
+from tests.models.shelf import (
+    E2B,
+    E2B_DRAFT,
+    OTHER,
+    WEIGHTS,
+    OddDisk,
+    Shelf,
+    draft,
+    noise,
+    put_partial_files_on,
+    target,
+)
 
 
 def others_download(shelf: Shelf, repo: str) -> Path:
@@ -252,36 +256,10 @@ def test_a_disk_that_takes_less_than_it_is_given_is_given_the_rest(
 ):
     """A write may be short; no byte is left out."""
     shelf.local.add(E2B, target())
-    real = Path.open
-
-    class Short:
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def __enter__(self) -> "Short":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self._file.close()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
-
-        def write(self, piece: bytes) -> int:
-            return self._file.write(piece[: max(1, len(piece) // 2)])
-
-    def opened(path: Path, *arguments: Any, **options: Any) -> Any:
-        file = real(path, *arguments, **options)
-        return Short(file) if is_partial(path, arguments) else file
-
-    monkeypatch.setattr(Path, "open", opened)
+    put_partial_files_on(OddDisk.half_of_each, monkeypatch)
     shelf.pull()
     assert shelf.read() == target()[WEIGHTS]
     assert shelf.local.bytes_sent(E2B, WEIGHTS) == 300_000
-
-
-def is_partial(path: Path, arguments: tuple[Any, ...]) -> bool:
-    return path.suffix == ".incomplete" and bool(arguments) and "a" in arguments[0]
 
 
 def test_a_lying_size_breaks_nothing_that_is_here(e2b: Shelf):

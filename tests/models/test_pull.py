@@ -40,14 +40,6 @@ from tests.models.shelf import (
 )
 
 
-@pytest.fixture
-def e2b(shelf: Shelf) -> Shelf:
-    """A hub with gemma-4-e2b and its draft."""
-    shelf.local.add(E2B, target())
-    shelf.local.add(E2B_DRAFT, draft())
-    return shelf
-
-
 def source(shelf: Shelf, name: str = "gemma-4-e2b") -> Source:
     found = locate(name, shelf.store)
     assert isinstance(found, Source)

@@ -1,7 +1,6 @@
 """One file at a time: interrupted, damaged, contested, and on a full disk."""
 
 import contextlib
-import errno
 import hashlib
 import os
 import signal
@@ -10,7 +9,6 @@ import sys
 import threading
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from mlx_worker.models import transfer
 from mlx_worker.models.cache import RepoFile, Snapshot
 from mlx_worker.models.pairing import file_of, wanted
 from tests.hub_faults import Fault
-from tests.models.shelf import E2B, WEIGHTS, Shelf, target
+from tests.models.shelf import E2B, WEIGHTS, OddDisk, Shelf, put_partial_files_on, target
 
 N_BYTES = 300_000
 
@@ -263,16 +261,10 @@ def test_a_full_disk_is_said_and_what_came_is_kept(
     shelf: Shelf, weights: tuple[Snapshot, RepoFile], monkeypatch: pytest.MonkeyPatch
 ):
     """The disk takes 100,000 bytes, as a real one does: the write after them fails."""
-    real_open = Path.open
-
-    def open_on_a_small_disk(path: Path, *arguments: Any, **options: Any) -> Any:
-        file = real_open(path, *arguments, **options)
-        return SmallDisk(file) if path.suffix == ".incomplete" and "a" in arguments[0] else file
-
-    monkeypatch.setattr(Path, "open", open_on_a_small_disk)
+    put_partial_files_on(OddDisk.full_after_100_000, monkeypatch)
     with pytest.raises(NoSpace, match="are still to come"):
         fetch(shelf, weights)
-    monkeypatch.setattr(Path, "open", real_open)
+    put_partial_files_on(OddDisk.with_room, monkeypatch)
     snapshot, file = weights
     assert not shelf.cache.is_whole(snapshot, file)
     assert 0 < shelf.cache.n_bytes(snapshot.repo, file) <= 100_000
@@ -280,27 +272,6 @@ def test_a_full_disk_is_said_and_what_came_is_kept(
     n_here = shelf.cache.n_bytes(snapshot.repo, file)
     assert fetch(shelf, weights) == N_BYTES - n_here
     assert is_right(shelf, weights)
-
-
-class SmallDisk:
-    """A file whose disk is full after 100,000 bytes."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def __enter__(self) -> "SmallDisk":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def write(self, piece: bytes) -> int:
-        if self._file.tell() + len(piece) > 100_000:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return self._file.write(piece)
 
 
 def test_two_who_want_a_file_take_turns(shelf: Shelf, weights: tuple[Snapshot, RepoFile]):
