@@ -64,7 +64,9 @@ function addRow(id) {
   const file = element("p", { class: "quiet" });
   const error = element("p", { class: "error", role: "alert" });
   const stop = button("Stop", () => ask(`${PATH}/stop`, { method: "POST", body: { model: id } }));
-  const goOn = button("Go on", () => askForFirst(`${PATH}/pull`, { model: id, ...rows.get(id).asked }));
+  const goOn = button("Go on", async () => {
+    awaitEnd(await askForFirst(`${PATH}/pull`, { model: id, ...rows.get(id).asked }));
+  });
   const line = element("div", { class: "line" }, stop, goOn, removeButton(id));
   const name = element("p", { class: "name" }, id);
   const item = element("li", { class: "download" }, name, bar, how, file, error, line);
