@@ -6,26 +6,27 @@ it names. Event loop.
 Next: runner = Runner(make_app(engine, settings)); await runner.setup(); then a site on it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from mlx_worker import __version__
 from mlx_worker.config import ServerSection
+from mlx_worker.http.connection import Runner
+from mlx_worker.http.front import translate
+from mlx_worker.http.replies import MAX_BODY_BYTES
 from mlx_worker.models.store import Store
 from mlx_worker.records import Engine
 from mlx_worker.server import models as library
 from mlx_worker.server.chat import ROUTES
-from mlx_worker.server.connection import Runner
 from mlx_worker.server.console import FILE_PATH, index, part
-from mlx_worker.server.front import dress, guard, record, translate
-from mlx_worker.server.keys import BUDGET_BYTES, ENGINE, IDENTITY, METRICS, RULES, STARTED_S
+from mlx_worker.server.front import dress, guard, record
+from mlx_worker.server.keys import BUDGET_BYTES, ENGINE, IDENTITY, LINK, METRICS, RULES, STARTED_S
 from mlx_worker.server.lag import LAG, LoopLag, watched
 from mlx_worker.server.metrics import CONTENT_TYPE, Metrics
 from mlx_worker.server.pulls import NO_DRAFTS, PULLS, Pulls, closed
-from mlx_worker.server.replies import MAX_BODY_BYTES
 from mlx_worker.server.security import make_rules
 from mlx_worker.server.settings import change_settings, show_settings
 from mlx_worker.server.status import health, models, one_model, status
@@ -49,6 +50,7 @@ def make_app(
     hub: "Hub | None" = None,
     drafts: Mapping[str, str] = NO_DRAFTS,
     budget_bytes: int | None = None,
+    link: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> web.Application:
     """The application that answers for `engine`.
 
@@ -57,6 +59,7 @@ def make_app(
     store, hub    where models are and come from; None: the usual ones
     drafts        of models for which the configuration names one
     budget_bytes  memory that models may take; None: a share of this machine's
+    link          how the link to a gateway is; None where there is no gateway
 
     Raises ConfigError: the host can be reached from outside, and there is no key.
     """
@@ -68,6 +71,7 @@ def make_app(
     app[IDENTITY] = identity
     app[PULLS] = Pulls(engine, store, hub, drafts)
     app[BUDGET_BYTES] = budget_bytes
+    app[LINK] = link
     app[STARTED_S] = monotonic()
     app.on_response_prepare.append(dress)
     app.cleanup_ctx.append(watched)

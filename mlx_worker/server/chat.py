@@ -18,10 +18,11 @@ from functools import partial
 from aiohttp import web
 
 from mlx_worker.errors import WorkerError
+from mlx_worker.http.keys import REQUEST_ID
+from mlx_worker.http.stream import STREAM_HEADERS, uploaded, write
 from mlx_worker.records import Done, ReplyEvent, Started
-from mlx_worker.server.keys import ENGINE, IDENTITY, METRICS, REQUEST_ID, SCOPE
+from mlx_worker.server.keys import ENGINE, IDENTITY, METRICS, SCOPE
 from mlx_worker.server.metrics import Ongoing, outcome_of
-from mlx_worker.server.replies import Refusal
 from mlx_worker.wire.failure import error_body
 from mlx_worker.wire.openai import Asked, parse_chat, parse_completion
 from mlx_worker.wire.reply import (
@@ -34,14 +35,7 @@ from mlx_worker.wire.reply import (
 )
 from mlx_worker.wire.sse import DONE, json_bytes, json_bytes_by_pieces, sse_event
 
-STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # a proxy that gathers a stream makes it no stream
-}
 LONG_BODY_BYTES = 64 * 1024  # shorter ones are read in a few ms
-UPLOAD_S = 60.0  # that a body may take to come
-UNREAD_S = 30.0  # that a client may leave a stream unread before it counts as gone
 
 Events = AsyncGenerator[Started | ReplyEvent, None]
 
@@ -73,16 +67,6 @@ class Endpoint:
         body = await uploaded(request)
         parse = partial(self.parse, body, request[REQUEST_ID], request[SCOPE])
         return parse() if len(body) < LONG_BODY_BYTES else await asyncio.to_thread(parse)
-
-
-async def uploaded(request: web.Request) -> bytes:
-    """The whole body. Raises Refusal for one that takes too long to come."""
-    try:
-        async with asyncio.timeout(UPLOAD_S):
-            return await request.read()
-    except TimeoutError:
-        message = f"the body was not here after {UPLOAD_S:g} s"
-        raise Refusal(408, "upload_timeout", message) from None
 
 
 class Told:
@@ -142,15 +126,6 @@ async def streamed(request: web.Request, writer: ReplyStream, told: Told) -> web
     await write(reply, last)
     await reply.write_eof()
     return reply
-
-
-async def write(reply: web.StreamResponse, data: bytes) -> None:
-    """Raises ConnectionResetError for a client that has left, or reads no more."""
-    try:
-        async with asyncio.timeout(UNREAD_S):
-            await reply.write(data)
-    except TimeoutError:
-        raise ConnectionResetError(f"the stream was not read for {UNREAD_S:g} s") from None
 
 
 CHAT = Endpoint("chat", parse_chat, ChatReply, ChatStream)

@@ -11,13 +11,13 @@ from aiohttp import web
 
 from mlx_worker.config import memory_bytes
 from mlx_worker.errors import InvalidParameter, WorkerError
+from mlx_worker.http.replies import json_reply
+from mlx_worker.http.stream import STREAM_HEADERS, uploaded, write
 from mlx_worker.models import listing
 from mlx_worker.models.store import Store
-from mlx_worker.server.chat import STREAM_HEADERS, uploaded, write
 from mlx_worker.server.job import Job, Message
 from mlx_worker.server.keys import BUDGET_BYTES, ENGINE
 from mlx_worker.server.pulls import PULLS
-from mlx_worker.server.replies import json_reply
 from mlx_worker.wire.failure import error_body
 from mlx_worker.wire.fields import record, text
 from mlx_worker.wire.openai import read_body

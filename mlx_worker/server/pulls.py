@@ -22,11 +22,11 @@ from mlx_worker.errors import (
     UnknownModel,
     WorkerError,
 )
+from mlx_worker.http.replies import Refusal
 from mlx_worker.models import catalogue
 from mlx_worker.models.store import Pulled, Store
 from mlx_worker.records import Engine
 from mlx_worker.server.job import Job, Message
-from mlx_worker.server.replies import Refusal
 
 if TYPE_CHECKING:  # it takes long to import, so only a download does
     from mlx_worker.models.hub import Hub

@@ -19,24 +19,28 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from ipaddress import IPv6Address, ip_address
 
 from aiohttp import web
 
 from mlx_worker.config import ServerSection
 from mlx_worker.errors import ConfigError, shown
+from mlx_worker.http.checks import (
+    READS,
+    canonical,
+    is_loopback,
+    local_authority,
+    own_origin,
+    parse_authority,
+)
+from mlx_worker.http.replies import Refusal
 from mlx_worker.records import LOCAL
-from mlx_worker.server.replies import MAX_BODY_BYTES, Refusal
 
-READS = frozenset({"GET", "HEAD", "OPTIONS"})  # every other method counts as a change
-DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 PREFLIGHT_MAX_AGE_S = 600
 ALLOWED_METHODS = "GET, HEAD, POST, PATCH, DELETE"
 ALLOWED_HEADERS = ("Authorization", "Content-Type", "User-Agent", "X-Request-Id")
 EXPOSED_HEADERS = "X-Request-Id, Retry-After, Server-Timing"
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([1-9][0-9]{0,4}))?")
 _CLIENT_HEADER = re.compile(r"x-stainless-[a-z-]+")
 
 
@@ -74,17 +78,9 @@ def make_rules(settings: ServerSection) -> Rules:
     )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server on `host`."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
 def _own_name(host: str) -> frozenset[str]:
     """The bound name; a wildcard address is none (browsers take 0.0.0.0 for this machine)."""
-    name = _canonical(host)
+    name = canonical(host)
     return frozenset() if name in ("0.0.0.0", "::") else frozenset({name})
 
 
@@ -94,32 +90,7 @@ def _listed(host: str) -> tuple[str, int | None]:
     return authority
 
 
-def parse_authority(text: str) -> tuple[str, int | None] | None:
-    """`Name:8321` → ("name", 8321), `[::1]` → ("::1", None); None where it is neither."""
-    match = _AUTHORITY.fullmatch(text)
-    if not match:
-        return None
-    return _canonical(match[1].strip("[]")), int(match[2]) if match[2] else None
-
-
-def _canonical(name: str) -> str:
-    """One spelling of each name and address."""
-    try:
-        address = ip_address(name.partition("%")[0])
-    except ValueError:
-        return name.lower()
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return str(mapped or address)
-
-
 # --- the checks: each returns, or raises Refusal ----------------------------------------------
-
-
-def check_target(request: web.Request) -> None:
-    """The request line has a path: no whole URL, no authority."""
-    is_path = request.raw_path.startswith("/")
-    if not is_path and not (request.method == "OPTIONS" and request.raw_path == "*"):
-        raise Refusal(400, "bad_target", "the request line must have a path, not a URL")
 
 
 def check_host(request: web.Request, rules: Rules) -> None:
@@ -134,12 +105,6 @@ def check_host(request: web.Request, rules: Rules) -> None:
         raise Refusal(
             421, "wrong_host", f"this worker does not go by the name {name}. hint: {hint}"
         )
-
-
-def local_authority(request: web.Request) -> tuple[str, int] | None:
-    """Address and port that the connection came in on; None on a socket without them."""
-    name = request.get_extra_info("sockname")
-    return (_canonical(name[0]), name[1]) if isinstance(name, tuple) else None
 
 
 def is_ours(authority: tuple[str, int | None], local: tuple[str, int] | None, rules: Rules) -> bool:
@@ -163,12 +128,6 @@ def check_origin(request: web.Request, rules: Rules) -> None:
         raise _foreign()
     if request.method not in READS and sites and sites[0] not in ("same-origin", "none"):
         raise _foreign()
-
-
-def own_origin(request: web.Request) -> str:
-    """The origin of our own pages, as a browser that sent this Host writes it."""
-    host = request.headers["Host"].lower().removesuffix(DEFAULT_PORTS[request.scheme])
-    return f"{request.scheme}://{host}"
 
 
 def is_listed(request: web.Request, rules: Rules) -> bool:
@@ -200,23 +159,6 @@ def has_key(request: web.Request, rules: Rules) -> bool:
     scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     given = sha256(token.encode("utf-8", "surrogateescape")).digest()
     return hmac.compare_digest(given, rules.key_digest) and scheme.lower() == "bearer"
-
-
-def check_content_type(request: web.Request) -> None:
-    """A change says that it is JSON: then no form can have sent it, and pages must ask first."""
-    if request.method in READS:
-        return
-    kinds = request.headers.getall("Content-Type", [])
-    kind = kinds[0].partition(";")[0].strip().lower() if len(kinds) == 1 else ""
-    if kind != "application/json":
-        message = f"{request.method} needs Content-Type: application/json"
-        raise Refusal(415, "unsupported_media_type", message)
-
-
-def check_length(request: web.Request) -> None:
-    """A body that says it is too long is not read; others are counted while they are read."""
-    if (request.content_length or 0) > MAX_BODY_BYTES:
-        raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES)
 
 
 # --- CORS, for listed origins alone ------------------------------------------------------------

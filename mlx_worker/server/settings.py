@@ -10,12 +10,16 @@ from typing import Any
 
 from aiohttp import web
 
+from mlx_worker.http.replies import json_reply
 from mlx_worker.server.keys import ENGINE
-from mlx_worker.server.replies import json_reply
 from mlx_worker.wire.fields import Reader, flag, free_object, unknown_key, word
 from mlx_worker.wire.openai import read_body
 
-KEYS: Mapping[str, Reader] = {"speculative_decoding": word("auto", "off"), "kv_prefix_cache": flag}
+KEYS: Mapping[str, Reader] = {
+    "speculative_decoding": word("auto", "off"),
+    "kv_prefix_cache": flag,
+    "run_requests_together": flag,
+}
 
 
 async def show_settings(request: web.Request) -> web.Response:

@@ -10,10 +10,10 @@ from aiohttp import web
 
 from mlx_worker import __version__
 from mlx_worker.errors import UnknownModel
+from mlx_worker.http.replies import json_reply
 from mlx_worker.records import ServedModel
-from mlx_worker.server.keys import ENGINE, IS_TRUSTED, METRICS, STARTED_S
+from mlx_worker.server.keys import ENGINE, IS_TRUSTED, LINK, METRICS, STARTED_S
 from mlx_worker.server.lag import LAG
-from mlx_worker.server.replies import json_reply
 
 OWNER = "mlx-worker"
 
@@ -44,12 +44,13 @@ async def one_model(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """All that the engine measured, with the version, the uptime and the last replies."""
+    """All that the engine measured; version, uptime, the link to a gateway, the last replies."""
     shown = {
         "version": __version__,
         "uptime_s": round(monotonic() - request.app[STARTED_S], 1),
         "loop_lag_ms": request.app[LAG].shown(),
         **request.app[ENGINE].status(),
+        "link": request.app[LINK](),
         "recent": request.app[METRICS].recent.shown(),
     }
     return json_reply(shown)

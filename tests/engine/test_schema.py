@@ -22,6 +22,7 @@ from mlx_worker.engine.schema import ANNOTATIONS, ENFORCED, MAX_PROPERTIES, UNEN
 from mlx_worker.engine.structure import LIMITS, calls_grammar, check, structure_grammar
 from mlx_worker.errors import RequestError
 from mlx_worker.records import Structure, TextProtocol, Tools
+from tests.tiers import thinned
 
 NAMES = [name for name, _ in SCHEMAS]
 LIMIT_S = 3.0  # of this thread's own time, for any schema; an idle machine takes one at most
@@ -74,7 +75,7 @@ def refusal_of(schema: Any) -> RequestError:
 # Walks
 
 
-@pytest.mark.parametrize(("name", "schema"), SCHEMAS, ids=NAMES)
+@pytest.mark.parametrize(("name", "schema"), thinned(SCHEMAS), ids=NAMES)
 def test_whatever_the_masks_allow_satisfies_the_schema(name: str, schema: Any):
     """Random replies by the masks alone are JSON that jsonschema accepts, and none gets stuck."""
     grammar, notice = structure_grammar(Structure(json.dumps(schema)))
@@ -84,7 +85,9 @@ def test_whatever_the_masks_allow_satisfies_the_schema(name: str, schema: Any):
         assert problem(schema, json.loads(text)) is None, text
 
 
-@pytest.mark.parametrize(("name", "schema"), [pair for pair in SCHEMAS if pair[0] != "odd keys"])
+@pytest.mark.parametrize(
+    ("name", "schema"), thinned([pair for pair in SCHEMAS if pair[0] != "odd keys"])
+)
 def test_calls_in_gemmas_syntax_satisfy_their_tools_schema(name: str, schema: Any):
     """Random calls by the masks alone read back as arguments that jsonschema accepts."""
     is_object = name != "anything" and "object" in (
@@ -553,7 +556,7 @@ def test_a_costly_schema_is_read_in_time(name: str, schema: Any):
     assert time.thread_time() - began < LIMIT_S
 
 
-@pytest.mark.parametrize(("name", "schema"), HOSTILE + COSTLY)
+@pytest.mark.parametrize(("name", "schema"), thinned(HOSTILE + COSTLY))
 def test_a_tools_parameters_are_as_safe(name: str, schema: Any):
     """The same schemas as parameters of a tool that must be called, within the limit as well."""
     if isinstance(schema, str):
@@ -721,7 +724,9 @@ TOGETHER: list[tuple[str, list[Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "parameters"), TOGETHER, ids=[name for name, _ in TOGETHER])
+@pytest.mark.parametrize(
+    ("name", "parameters"), thinned(TOGETHER, 2), ids=[name for name, _ in TOGETHER]
+)
 def test_tools_are_bounded_together(name: str, parameters: list[Any]):
     """Each may be had alone; all are refused in one line within the limit, and again at once."""
     tools = Tools(tuple(tool(p, f"f{n}") for n, p in enumerate(parameters)), is_required=True)

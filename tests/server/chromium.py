@@ -1,4 +1,4 @@
-"""A real browser, if there is one, and the console page in it.
+"""A real browser, if there is one, and a page of ours in it.
 
 MLX_WORKER_SCREENSHOTS=FOLDER keeps a picture of each size and scheme.
 """
@@ -7,12 +7,10 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
-
-from tests.server.local import Local
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("/usr/bin/chromium", "chromium", "google-chrome", "chrome"))),
@@ -29,6 +27,13 @@ needs_chromium = pytest.mark.skipif(
 )
 
 
+class Served(Protocol):
+    """Whatever has a page."""
+
+    @property
+    def port(self) -> int: ...
+
+
 @asynccontextmanager
 async def launched() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
@@ -39,7 +44,7 @@ async def launched() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def opened(
-    browser: Browser, local: Local, may_fail: bool = False, **context: Any
+    browser: Browser, local: Served, may_fail: bool = False, **context: Any
 ) -> AsyncIterator[Page]:
     """The page; in the end the browser has nothing to complain of, and nothing has popped up.
 

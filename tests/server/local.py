@@ -13,7 +13,7 @@ from mlx_worker.config import ServerSection
 from mlx_worker.errors import UnknownModel
 from mlx_worker.models.hub import Hub
 from mlx_worker.models.store import Store
-from mlx_worker.records import Call, Health, ReplyEvent, ServedModel, Settings, Started
+from mlx_worker.records import Call, Health, Platform, ReplyEvent, ServedModel, Settings, Started
 from mlx_worker.server.app import Runner, make_app
 from mlx_worker.server.keys import SCOPE
 
@@ -56,11 +56,14 @@ class ScriptedEngine:
     def settings(self) -> Settings:
         return self._on_loop(self.in_force)
 
-    async def change(self, changes: Mapping[str, Any]) -> Settings:
+    async def change(self, changes: Mapping[str, Any], revision: int | None = None) -> Settings:
         if self.refusal:
             raise self.refusal
         self.in_force = replace(self.in_force, **changes)
         return self.in_force
+
+    def set_platform(self, platform: Platform) -> None:
+        raise AssertionError(f"no gateway is here: {platform}")
 
     async def refresh_models(self) -> None:
         pass
@@ -154,12 +157,15 @@ async def serving(
     store: Store | None = None,
     hub: Hub | None = None,
     budget_bytes: int | None = None,
+    link: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Local]:
     """A server for the length of a `with`, on a free port of 127.0.0.1 unless told otherwise."""
     engine = engine or ScriptedEngine()
     section = ServerSection(**{"port": 0, **settings})
-    app = make_app(engine, section, routes, store=store, hub=hub, budget_bytes=budget_bytes)
+    app = make_app(
+        engine, section, routes, store=store, hub=hub, budget_bytes=budget_bytes, link=lambda: link
+    )
     runner = Runner(app, shutdown_timeout=1)
     await runner.setup()
     try:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from aiohttp import web
 
-from mlx_worker.server import connection
+from mlx_worker.http import connection
 from tests.server.local import ECHO, JSON, Local, lines, serving
 
 MOST = 4

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from mlx_worker.http.files import SHARED
+from mlx_worker.http.front import NO_CONTENT_POLICY, PAGE_POLICY
 from mlx_worker.server.console import FILES, FOLDER
-from mlx_worker.server.front import NO_CONTENT_POLICY, PAGE_POLICY
 from tests.server.local import KEYED, serving
 
 PATHS = ["/", *(f"/page/{name}" for name in FILES)]
@@ -56,7 +57,7 @@ async def test_what_is_no_file_of_the_page_is_404():
 
 def test_the_page_loads_nothing_from_elsewhere_and_has_nothing_inline():
     """What the policy would refuse isn't there to begin with."""
-    for path in FOLDER.iterdir():
+    for path in (*SHARED.iterdir(), *FOLDER.iterdir()):
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/", "")
         assert not re.search(r"https?:|<style|\sstyle=|\son\w+=|innerHTML|outerHTML", text), path
     html = FILES["index.html"].body.decode()

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from mlx_worker import errors
-from mlx_worker.server.keys import REQUEST_ID
-from mlx_worker.server.replies import MAX_BODY_BYTES
+from mlx_worker.http.keys import REQUEST_ID
+from mlx_worker.http.replies import MAX_BODY_BYTES
 from tests.server.local import (
     BEARER,
     ECHO,

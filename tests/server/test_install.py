@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from tests.server.library import (
     pulled,
 )
 from tests.server.local import Local
+from tests.tiers import thinned
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
 
@@ -372,8 +374,7 @@ async def test_an_unreadable_list_is_told(browser: Browser, hub: LocalHub, store
             await expect(page.locator("#models-error")).to_contain_text("models.json")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize(("size", "scheme"), thinned(product(SIZES, ("light", "dark"))))
 async def test_the_dialogs_are_not_wider_than_the_window(
     browser: Browser, hub: LocalHub, store: Store, size: tuple[int, int], scheme: str
 ):

@@ -284,7 +284,73 @@ async def test_a_change_of_settings_reaches_the_engine(browser: Browser):
         await expect(said).to_have_text("Speculative decoding: Off, from the next request on.")
         await page.get_by_label("KV prefix cache").select_option("Off")
         await expect(said).to_have_text("KV prefix cache: Off, from the next request on.")
-        assert local.engine.in_force == Settings("off", False)
+        await page.get_by_label("Run requests together").select_option("On")
+        await expect(said).to_have_text("Run requests together: On, from the next request on.")
+        assert local.engine.in_force == Settings("off", False, True)
+
+
+NOT_IN_USE = [
+    (
+        {"paused": True},
+        "Automatic is not in use while Run requests together is on; this choice is kept.",
+    ),
+    (
+        {"platform": {"speculative_decoding": "off", "display_name": "Acme"}},
+        "Switched off by Acme; this choice is kept, and applies once it is back on.",
+    ),
+    (
+        {"platform": {"speculative_decoding": "unavailable", "display_name": "Acme"}},
+        "Not offered to this worker's organisation; this choice is kept.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("status", "note"), NOT_IN_USE)
+async def test_automatic_that_is_not_in_use_is_marked(
+    browser: Browser, status: dict[str, Any], note: str
+):
+    """With why; the choice stays as it was, and can be changed."""
+    engine = Writer()
+    engine.facts |= status
+    async with serving(engine) as local, opened(browser, local) as page:
+        choice = page.get_by_label("Speculative decoding")
+        await expect(choice).to_have_value("auto")
+        await expect(choice.locator("option").first).to_have_text("Automatic (not in use)")
+        await expect(page.locator("#speculative-note")).to_have_text(note)
+        for name in status:
+            del engine.facts[name]
+        await expect(choice.locator("option").first).to_have_text("Automatic")
+
+
+async def test_what_run_requests_together_does_not_do_yet_is_said(browser: Browser):
+    """Beside the choice."""
+    async with serving(Writer()) as local, opened(browser, local) as page:
+        together = page.get_by_label("Run requests together")
+        await expect(together).to_have_value("off")
+        await expect(together).to_have_accessible_description(re.compile("one request after the"))
+
+
+@pytest.mark.parametrize(
+    ("link", "text"),
+    [
+        (None, ""),
+        (
+            {"url": "gw.example", "state": "connected", "why": "", "name": "<b>Mac</b>"},
+            "Gateway gw.example: connected as <b>Mac</b>",
+        ),
+        (
+            {"url": "gw.example", "state": "key rejected", "why": "unknown", "name": None},
+            "Gateway gw.example: key rejected, unknown",
+        ),
+    ],
+)
+async def test_the_header_says_how_the_link_is(
+    browser: Browser, link: dict[str, Any] | None, text: str
+):
+    """Nothing without a gateway."""
+    async with serving(Writer(), link=link) as local, opened(browser, local) as page:
+        await expect(page.locator("#state")).to_have_text("Ready")
+        await expect(page.locator("#link")).to_have_text(text)
 
 
 async def test_a_change_that_fails_is_taken_back(browser: Browser):

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from mlx_worker.errors import EngineDied, InvalidParameter, Overloaded, WorkerError
+from mlx_worker.http import stream as bodies
 from mlx_worker.records import Call, Done, Progress, ReplyEvent, Started, Text, Timing, Usage
-from mlx_worker.server import chat
 from mlx_worker.server.chat import ROUTES
 from tests.server.local import JSON, Local, ScriptedEngine, lines, serving
 
@@ -207,7 +207,7 @@ async def test_a_client_that_goes_is_noticed(is_stream: bool):
 
 async def test_a_client_that_never_reads_its_stream_is_let_go(monkeypatch: pytest.MonkeyPatch):
     """Once the connection holds no more; its slot is free, and it counts as cancelled."""
-    monkeypatch.setattr(chat, "UNREAD_S", 0.1)
+    monkeypatch.setattr(bodies, "UNREAD_S", 0.1)
     async with replying() as (local, engine):
         engine.text = "endless " * 10_000
         engine.n_texts = 1_000_000
@@ -255,7 +255,7 @@ async def test_an_upload_that_breaks_off_is_counted():
 
 async def test_an_upload_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch):
     """It used to hold its connection for ever, and a worker that was told to stop for a minute."""
-    monkeypatch.setattr(chat, "UPLOAD_S", 0.05)
+    monkeypatch.setattr(bodies, "UPLOAD_S", 0.05)
     async with replying() as (local, _):
         reply = await local.send(head(local, 1000) + b'{"mess')
         assert (reply.status, reply.code) == (408, "upload_timeout")

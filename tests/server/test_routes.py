@@ -87,6 +87,7 @@ async def test_status_is_what_the_engine_says_with_version_age_and_lag():
         assert 0 <= shown.pop("uptime_s") < 60
         assert shown.pop("recent") == []
         assert shown.pop("loop_lag_ms").keys() == {"last_minute", "worst"}
+        assert shown.pop("link") is None
         assert shown == {"memory": {"active_bytes": 5}, "models": [{"id": "a", "speed": None}]}
 
 

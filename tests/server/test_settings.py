@@ -20,10 +20,18 @@ async def patch(local: Local, body: bytes, *headers: str) -> Reply:
 async def test_the_settings_in_force_are_shown():
     """Asked of the engine each time."""
     async with serving() as local:
-        first = {"speculative_decoding": "auto", "kv_prefix_cache": True}
+        first = {
+            "speculative_decoding": "auto",
+            "kv_prefix_cache": True,
+            "run_requests_together": False,
+        }
         assert (await local.get(PATH)).json() == first
-        local.engine.in_force = Settings("off", False)
-        then = {"speculative_decoding": "off", "kv_prefix_cache": False}
+        local.engine.in_force = Settings("off", False, True)
+        then = {
+            "speculative_decoding": "off",
+            "kv_prefix_cache": False,
+            "run_requests_together": True,
+        }
         assert (await local.get(PATH)).json() == then
 
 
@@ -32,10 +40,12 @@ async def test_a_change_reaches_the_engine_and_leaves_the_rest():
     async with serving() as local:
         reply = await patch(local, b'{"speculative_decoding": "off"}')
         shown = {"speculative_decoding": "off", "kv_prefix_cache": True}
-        assert (reply.status, reply.json()) == (200, shown)
+        assert (reply.status, reply.json()) == (200, {**shown, "run_requests_together": False})
         assert local.engine.in_force == Settings("off", True)
         reply = await patch(local, b'{"kv_prefix_cache": false, "speculative_decoding": "auto"}')
         assert (reply.status, local.engine.in_force) == (200, Settings("auto", False))
+        reply = await patch(local, b'{"run_requests_together": true}')
+        assert (reply.status, local.engine.in_force) == (200, Settings("auto", False, True))
 
 
 async def test_a_change_of_nothing_is_fine():
@@ -53,6 +63,7 @@ async def test_a_change_of_nothing_is_fine():
         (b'{"speculative_decoding": ["off"]}', "speculative_decoding", "one of auto, off"),
         (b'{"kv_prefix_cache": 1}', "kv_prefix_cache", "true or false"),
         (b'{"kv_prefix_cache": "off"}', "kv_prefix_cache", "true or false"),
+        (b'{"run_requests_together": "on"}', "run_requests_together", "true or false"),
         (b'{"kv_cache": true}', "kv_cache", "did you mean kv_prefix_cache?"),
         (b'{"zzz": null}', "zzz", "leave it out"),
         (b'{"kv_prefix_cache": false, "speculative": "off"}', "speculative", "did you mean"),

@@ -44,13 +44,21 @@ function showStatus(status) {
   showModels(models);
   showFigures(status);
   offerModels(models);
-  noteSpeculation(models, status.settings_problem);
+  noteSpeculation(status);
+  setText(byId("link"), linkText(status.link));
   setTrouble("");
   if (!hasAnswered) {
     loadSettings();
     loadLibrary();
   }
   hasAnswered = true;
+}
+
+/** How the link to the gateway is, in a few words; nothing where there is no gateway. */
+function linkText(link) {
+  if (!link) return "";
+  if (link.state === "connected") return `Gateway ${link.url}: connected as ${link.name}`;
+  return `Gateway ${link.url}: ${link.why ? `${link.state}, ${link.why}` : link.state}`;
 }
 
 function showTrouble(error) {

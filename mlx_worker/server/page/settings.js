@@ -16,6 +16,10 @@ export function startSettings() {
   byId("kv-prefix-cache").addEventListener("change", (event) => {
     save({ kv_prefix_cache: event.target.value === "on" }, "KV prefix cache", event.target);
   });
+  byId("run-together").addEventListener("change", (event) => {
+    const changes = { run_requests_together: event.target.value === "on" };
+    save(changes, "Run requests together", event.target);
+  });
 }
 
 export function loadSettings() {
@@ -30,8 +34,22 @@ export function loadSettings() {
 }
 
 /** Says where the choice changes nothing, and why. */
-export function noteSpeculation(models, problem) {
-  setText(byId("speculative-note"), problem ? `Drafting is off: ${problem}` : noteFor(models));
+export function noteSpeculation(status) {
+  const problem = status.settings_problem;
+  setText(byId("speculative-note"), problem ? `Drafting is off: ${problem}` : noteFor(status));
+  byId("speculative-decoding").options[0].text = isUnused(status) ? "Automatic (not in use)" : "Automatic";
+}
+
+function isUnused(status) {
+  return Boolean(status.paused) || isOffByPlatform(status) || isUnavailable(status);
+}
+
+function isOffByPlatform(status) {
+  return status.platform?.speculative_decoding === "off";
+}
+
+function isUnavailable(status) {
+  return status.platform?.speculative_decoding === "unavailable";
 }
 
 function save(changes, name, control) {
@@ -55,6 +73,7 @@ function show(settings) {
   inForce = settings;
   byId("speculative-decoding").value = settings.speculative_decoding;
   byId("kv-prefix-cache").value = settings.kv_prefix_cache ? "on" : "off";
+  byId("run-together").value = settings.run_requests_together ? "on" : "off";
   byId("settings").disabled = false;
 }
 
@@ -63,13 +82,18 @@ function tell(done, error) {
   setText(byId("settings-error"), sentence(error) ?? "");
 }
 
-function noteFor(models) {
-  const loaded = models.filter((model) => model.is_loaded);
+function noteFor(status) {
+  const loaded = (status.models ?? []).filter((model) => model.is_loaded);
+  if (isUnavailable(status)) return "Not offered to this worker's organisation; this choice is kept.";
+  if (isOffByPlatform(status)) {
+    const name = status.platform.display_name;
+    return `Switched off by ${name}; this choice is kept, and applies once it is back on.`;
+  }
   if (loaded.length && loaded.every((model) => !model.draft)) {
     return "No loaded model has a draft, so this changes nothing now.";
   }
-  if (loaded.some((model) => model.measured?.state === "platform_off")) {
-    return "Switched off by the platform; this choice is kept for when it is on again.";
+  if (status.paused) {
+    return "Automatic is not in use while Run requests together is on; this choice is kept.";
   }
   return "Automatic: drafts are used where they are measured to be faster.";
 }

@@ -15,9 +15,9 @@ from typing import Any
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
-from mlx_worker.server.front import dress_plainly, new_id, write_line
-from mlx_worker.server.keys import IS_BEGUN, REQUEST_ID
-from mlx_worker.server.replies import error_reply, reply_to, reply_to_bug
+from mlx_worker.http.front import dress_plainly, new_id, write_line
+from mlx_worker.http.keys import IS_BEGUN, REQUEST_ID
+from mlx_worker.http.replies import error_reply, reply_to, reply_to_bug
 
 IDLE_S = 75.0  # that a connection may stay open without a request
 MOST_CONNECTIONS = 1000

@@ -1,0 +1,1 @@
+"""What the HTTP servers here share: replies, errors, headers, the access log, connections."""
