@@ -22,6 +22,17 @@ Class                              code                     status  retry
     NotEnoughMemory                not_enough_memory        400     no
     UnknownModel                   model_not_found          404     no
     InvalidParameter               invalid_parameter        400     no
+    BadValue                       bad_value                422     no    of the gateway's own API
+  NotSignedIn                      not_signed_in            401     no
+  NotPermitted                     not_permitted            403     no
+  NotFound                         not_found                404     no    or another organisation's
+  NotAvailable                     not_found                404     no    not to this organisation
+  LastOwnerKey                     last_owner_key           409     no
+  NameTaken                        name_taken               409     no
+  NeedsUpdate                      worker_needs_update      409     no
+  TooManyTries                     too_many_tries           429     yes   after retry_after_s
+  NotConnected                     worker_not_connected     503     yes   once it is back
+  StoreFailed                      store_failed             503     yes   the gateway's database
   ModelInUse                       model_in_use             409     yes   after its requests
   Overloaded                       overloaded               503     yes   after retry_after_s
   ShuttingDown                       shutting_down            503     yes
@@ -290,6 +301,121 @@ class InvalidParameter(RequestError):
         super().__init__(f"{param}: {shown(value)}, must be {limit}", param=param, hint=hint)
         self.value = value
         self.limit = limit
+
+
+class BadValue(RequestError):
+    """The gateway's own API was given what a key of it can't be."""
+
+    code = "bad_value"
+    status = 422
+
+
+class NotSignedIn(WorkerError):
+    """No key, or none that is known here."""
+
+    code = "not_signed_in"
+    status = 401
+
+
+class NotPermitted(WorkerError):
+    """The key is known, and may not do this."""
+
+    code = "not_permitted"
+    status = 403
+
+
+class NotFound(WorkerError):
+    """Nothing here has this id, or it is somebody else's, which reads the same."""
+
+    code = "not_found"
+    status = 404
+
+    def __init__(self, kind: str, id: str):
+        super().__init__(f"{kind}: {shown(id)}, there is none")
+
+
+class NotAvailable(WorkerError):
+    """The platform doesn't offer this to the organisation."""
+
+    code = "not_found"
+    status = 404
+
+    def __init__(self, what: str, organisation: str):
+        super().__init__(
+            f"{what}: not available to {shown(organisation)}",
+            hint="ask whoever runs the gateway",
+        )
+
+
+class LastOwnerKey(WorkerError):
+    """Without an owner's key nobody could manage the organisation any more."""
+
+    code = "last_owner_key"
+    status = 409
+
+    def __init__(self, name: str):
+        super().__init__(f"{name} is the last owner's key", hint="create another owner's key first")
+
+
+class NameTaken(WorkerError):
+    """A name that must be the only one, and isn't."""
+
+    code = "name_taken"
+    status = 409
+
+    def __init__(self, kind: str, name: str):
+        super().__init__(f"{kind}: {shown(name)} is there already", hint="choose another name")
+
+
+class NeedsUpdate(WorkerError):
+    """A worker's version doesn't take a setting from the gateway."""
+
+    code = "worker_needs_update"
+    status = 409
+
+    def __init__(self, name: str, version: str, setting: str):
+        super().__init__(
+            f"worker {name} has version {version}, which does not take {setting} from here",
+            hint="run `mlx-worker update` there; its policies.json works until then",
+        )
+
+
+class TooManyTries(WorkerError):
+    """Too many wrong keys from one address, or from all."""
+
+    code = "too_many_tries"
+    status = 429
+    retryable = True
+
+    def __init__(self, *, retry_after_s: float):
+        super().__init__(
+            "too many wrong keys were tried", hint=f"try again in {math.ceil(retry_after_s)} s"
+        )
+        self.retry_after_s = retry_after_s
+
+
+class NotConnected(WorkerError):
+    """A worker that is to be told something is not there."""
+
+    code = "worker_not_connected"
+    status = 503
+    retryable = True
+
+    def __init__(self, name: str):
+        super().__init__(
+            f"worker {name} is not connected", hint="start it, or try again once it is back"
+        )
+
+
+class StoreFailed(WorkerError):
+    """The gateway's database did not do what was asked of it."""
+
+    code = "store_failed"
+    status = 503
+    retryable = True
+
+    def __init__(self, what: str):
+        super().__init__(f"the gateway's database: {what}", hint="try again; its log may say more")
 
 
 class ModelInUse(WorkerError):

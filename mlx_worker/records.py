@@ -22,6 +22,7 @@ Notice = tuple[str, str]  # (code, message): what a client should know beside it
 TARGET_TYPES = ("gemma4", "gemma4_text", "gemma4_unified")  # model_type of Gemma 4's configs
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # and of its drafts'
 DEFAULT_DEPTH = 3  # drafted ids a round where drafting is asked for without a depth
+PLATFORM = "Pendra"  # who "Off (by …)" names unless the gateway is told otherwise
 LOCAL = "local"  # the scope of whoever has no key
 MAX_DEPTH = 8  # drafted ids a round; also bounds what a cache must be able to rewind
 LEAST_SPAN_MS = 1e-6  # a nanosecond: a clock that counts them measured nothing below
@@ -365,16 +366,36 @@ class ServedModel:
     is_loaded: bool = True
 
 
+MAX_REVISION = 2**53  # of settings, and no more one: what JSON's readers agree on
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the worker's user may switch while it runs; kept in policies.json.
 
     speculative_decoding   auto: as measured; off: drafts are never used
     kv_prefix_cache        replies' keys and values are kept for the prompts that go on from them
+    run_requests_together  several replies at a time; drafts pause meanwhile
     """
 
     speculative_decoding: Literal["auto", "off"] = "auto"
     kv_prefix_cache: bool = True
+    run_requests_together: bool = False
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What the control plane says of drafting; kept in memory alone, so that a restart forgets it.
+
+    speculative_decoding  auto: as settings and measurements say; off: switched off by the platform;
+                          unavailable: not for this organisation, which sees no line of it
+    display_name          who "Off (by …)" names
+    revision              of the last change
+    """
+
+    speculative_decoding: Literal["auto", "off", "unavailable"] = "auto"
+    display_name: str = PLATFORM
+    revision: int = 0
 
 
 @dataclass(frozen=True)
@@ -422,7 +443,6 @@ State = Literal[
     "none", "needs_update", "platform_off", "settings_off", "paused", "starting",
     "automatic", "measuring", "off", "on",
 ]  # fmt: skip
-PLATFORM = "Pendra"  # who "Off (by …)" names unless the gateway is told otherwise
 MINUS = "\u2212"
 
 
@@ -571,7 +591,10 @@ class Engine(Protocol):
     status    everything measured, plain values: what /status shows
     settings  those in force
     change    replaces the fields of Settings that are named, from the next call on, and keeps them;
-              returns what is in force then. Raises ConfigError where they can't be kept
+              returns what is in force then. revision: of a change from elsewhere, which isn't
+              obeyed unless it is above the one that `status` has as settings_revision. Raises
+              ConfigError where they can't be kept
+    set_platform  what the control plane says of drafting, from the next call on
     refresh_models  look again at what there is to serve; it is also looked at every few seconds
     forget    stop serving a model whose files are to go, and free its memory. Raises UnknownModel,
               ModelInUse while a request with it runs or waits
@@ -587,7 +610,9 @@ class Engine(Protocol):
 
     def settings(self) -> Settings: ...
 
-    async def change(self, changes: Mapping[str, Any]) -> Settings: ...
+    async def change(self, changes: Mapping[str, Any], revision: int | None = None) -> Settings: ...
+
+    def set_platform(self, platform: Platform) -> None: ...
 
     async def refresh_models(self) -> None: ...
 

@@ -4,7 +4,7 @@ import math
 from http import HTTPStatus
 from typing import Any
 
-from mlx_worker.errors import Overloaded, RequestError, WorkerError
+from mlx_worker.errors import NotSignedIn, Overloaded, RequestError, TooManyTries, WorkerError
 
 TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -28,7 +28,9 @@ def error_type(status: int) -> str:
 
 
 def error_headers(error: WorkerError) -> dict[str, str]:
-    """Retry-After in whole seconds, at least one, where waiting helps."""
-    if isinstance(error, Overloaded):
+    """Retry-After in whole seconds, at least one, where waiting helps; how to sign in."""
+    if isinstance(error, Overloaded | TooManyTries):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    if isinstance(error, NotSignedIn):
+        return {"WWW-Authenticate": "Bearer"}
     return {}
