@@ -39,18 +39,18 @@ def check_form(call: Call) -> None:
 
 
 def request_of(
-    model: LoadedModel, call: Call, config: Config, is_off: bool
+    model: LoadedModel, call: Call, config: Config, why_off: str | None
 ) -> tuple[GenerationRequest, Notice | None]:
     """What the engine is asked, and what can't be had of what the call asks.
 
-    is_off  drafting is switched off for the whole worker
+    why_off  drafting is off for the whole worker, and this is why; None: it isn't
     """
     protocol = model.pair.protocol
     if call.tools is not None and protocol.call is None:
         raise RequestError(
             f"tools: {model.pair.name} has no tool calls", param="tools", hint="leave them out"
         )
-    speculation = "off" if is_off else call.speculation
+    speculation = "off" if why_off else call.speculation
     ids = prompt_ids(model, call)
     room = model.pair.target.context_limit - len(ids)
     max_tokens = call.max_tokens or max(1, min(config.generation.max_tokens, room))
@@ -69,7 +69,7 @@ def request_of(
         may_call=call.tools is not None,
         max_calls=1 if call.tools is not None and not call.tools.is_parallel else None,
     )
-    return request, notice or undrafted(model, call, is_off)
+    return request, notice or undrafted(model, call, why_off)
 
 
 def prompt_ids(model: LoadedModel, call: Call) -> tuple[int, ...]:
@@ -99,14 +99,14 @@ def grammar_of(model: LoadedModel, call: Call) -> tuple[Grammar | None, Notice |
     return structure.calls_grammar(tools, protocol)
 
 
-def undrafted(model: LoadedModel, call: Call, is_off: bool) -> Notice | None:
+def undrafted(model: LoadedModel, call: Call, why_off: str | None) -> Notice | None:
     """Why drafting that a call insists on can't be had."""
     if call.speculation != "on":
         return None
     if model.pair.draft_kind is None:
         why = model.pair.draft_problem or f"there is no draft for {model.pair.name}"
-    elif is_off:
-        why = "drafting is switched off in the worker's settings"
+    elif why_off:
+        why = why_off
     else:
         return None
     return "speculation_unavailable", f"decoded without a draft: {why}"

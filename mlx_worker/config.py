@@ -33,7 +33,8 @@ ENV_HOME = "MLX_WORKER_HOME"
 CONFIG_FILE = "config.yaml"
 MEMORY_SHARE = 0.75
 
-SECRET_KEYS = frozenset({"server.api_key"})  # no message shows their value
+SECRET_KEYS = frozenset({"server.api_key", "gateway.key"})  # no message shows their value
+HIDDEN_KEYS = SECRET_KEYS | {"gateway.url"}  # somebody may have put a password into one
 MIN_KEY_CHARS = 8
 LEAST_TEMPERATURE = 1e-6
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_])?)"
@@ -41,6 +42,10 @@ _PORT = r"(?::[1-9][0-9]{0,4})?"
 _AUTHORITY = re.compile(_HOST + _PORT)
 _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_HOST}{_PORT}")
 _KEY = re.compile(rf"[!-~]{{{MIN_KEY_CHARS},}}")
+_WORKER_KEY = re.compile(r"mww_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
+_GATEWAY = re.compile(rf"(wss?)://({_HOST}){_PORT}(/[!-~]*)?")
+LINK_PATH = "/ws/worker"
+MAX_PORT = 65535
 
 
 class Section(BaseModel):
@@ -194,7 +199,7 @@ class ServerSection(Section):
     """
 
     host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8321
+    port: Annotated[int, Field(ge=0, le=MAX_PORT)] = 8321
     api_key: Annotated[SecretStr, AfterValidator(_strong)] | None = None
     allowed_hosts: Annotated[
         tuple[str, ...], BeforeValidator(_split), AfterValidator(_authorities)
@@ -202,6 +207,69 @@ class ServerSection(Section):
     allowed_origins: Annotated[
         tuple[str, ...], BeforeValidator(_split), AfterValidator(_origins)
     ] = ()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _gateway_url(url: str) -> str:
+    """Its host in lower case; the path of the link where it has none."""
+    scheme, separator, rest = url.strip().partition("://")
+    authority, slash, path = rest.partition("/")
+    lowered = f"{scheme}{separator}{authority}".lower() + slash + path
+    found = _GATEWAY.fullmatch(lowered)
+    if not found or set("?#") & set(path):
+        raise ValueError(
+            "must be wss://HOST or wss://HOST:PORT (ws:// on this machine), as `mlx-worker gateway "
+            "worker add` prints it, without a name, key or query in it"
+        )
+    port = authority.rpartition("]")[2].partition(":")[2]
+    if port and not 1 <= int(port) <= MAX_PORT:
+        raise ValueError(f"must have a port from 1 to {MAX_PORT}")
+    if found[1] == "ws" and not _is_loopback(found[2]):
+        raise ValueError("must begin with wss://; ws:// is for a gateway on this machine alone")
+    return lowered if path else f"{lowered.rstrip('/')}{LINK_PATH}"
+
+
+def _worker_key(key: SecretStr) -> SecretStr:
+    if not _WORKER_KEY.fullmatch(key.get_secret_value()):
+        raise ValueError(
+            "must be a worker's key, mww_ and what follows, as `mlx-worker gateway worker add` "
+            "shows it once"
+        )
+    return key
+
+
+class GatewaySection(Section):
+    """The gateway that this worker serves beside its local API; with neither, none.
+
+    url  of the gateway, with the path of the link
+    key  of this worker, whose id is in it
+    """
+
+    url: Annotated[str, AfterValidator(_gateway_url)] | None = None
+    key: Annotated[SecretStr, AfterValidator(_worker_key)] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.url is not None and self.key is not None
+
+    @property
+    def host(self) -> str:
+        """What of the url is shown: HOST or HOST:PORT."""
+        return (self.url or "").partition("://")[2].partition("/")[0]
+
+    @property
+    def worker_id(self) -> str:
+        """As it stands in the key; empty without one."""
+        found = _WORKER_KEY.fullmatch(self.key.get_secret_value()) if self.key else None
+        return found[1] if found else ""
 
 
 class Config(Section):
@@ -212,6 +280,7 @@ class Config(Section):
     speculation: SpeculationSection = SpeculationSection()
     server: ServerSection = ServerSection()
     limits: LimitsSection = LimitsSection()
+    gateway: GatewaySection = GatewaySection()
 
 
 def home() -> Path:
@@ -297,14 +366,22 @@ def check(values: dict[str, Any], origins: Mapping[str, str]) -> Config:
                 f"{origin}unknown key: {key}", hint=f"did you mean {nearest(key)}?"
             ) from None
         limit = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
-        if first["type"] == "model_type" and key.startswith("models."):
-            limit = "must be an entry, as in {id: demo}"
+        if first["type"] == "model_type":
+            is_entry = key.startswith("models.")
+            limit = f"must be {'an entry, as in {id: demo}' if is_entry else _keys_below(key)}"
         if first["type"] == "missing":
             raise ConfigError(f"{origin}{key}: is missing") from None
-        value = "" if key in SECRET_KEYS else f"{shown(first['input'])}, "
+        is_hidden = any(f"{one}.".startswith(f"{key}.") for one in HIDDEN_KEYS)
+        value = "" if is_hidden else f"{shown(first['input'])}, "
         raise ConfigError(f"{origin}{key}: {value}{limit}") from None
     _check_models(config, origins)
     return config
+
+
+def _keys_below(key: str) -> str:
+    """What has to stand there instead of one value: the keys of the section."""
+    under = [known.removeprefix(f"{key}.") for known in known_keys() if known.startswith(f"{key}.")]
+    return f"a section, with lines below it: {', '.join(under)}"
 
 
 def _check_models(config: Config, origins: Mapping[str, str]) -> None:

@@ -57,8 +57,9 @@ def set_key(
 
     All else in the file stays as it is, comments too. A running worker reads it at its next start.
 
-    server.api_key is read from standard input alone, as VALUE -, so that no list of processes and
-    no history shows it. For a value that begins with a dash: config set KEY -- VALUE.
+    Keys (server.api_key, gateway.key) are read from standard input alone, as VALUE -, so that no
+    list of processes and no history shows them. For a value that begins with a dash:
+    config set KEY -- VALUE.
     """
     from mlx_worker import config_file
     from mlx_worker.config import CONFIG_FILE, SECRET_KEYS, home

@@ -29,18 +29,21 @@ from mlx_worker.errors import (
     TimedOut,
     WorkerError,
 )
-from mlx_worker.policies import Policies
+from mlx_worker.policies import Kept, Policies
 from mlx_worker.records import (
     Call,
     Done,
     Health,
+    Platform,
     Progress,
     ReplyEvent,
     ServedModel,
     Settings,
     Started,
+    Status,
     Text,
     effective_status,
+    status_text,
 )
 from mlx_worker.roster import Entry, Roster
 
@@ -54,8 +57,7 @@ FIRST_GUESS_S = 2.0  # of that, before there was a call
 class Dispatcher:
     """Answers calls with the models of a roster. A records.Engine.
 
-    policies, settings, policy_problem  the file of the settings, what it said, and why it could
-                                        not be read
+    policies, kept  the file of the settings, and what it said
     changed  which models there are now, if not those that there were; blocking; raises ConfigError
 
     Next: keep `watch` running, and `drain` it before its thread is closed.
@@ -67,8 +69,7 @@ class Dispatcher:
         roster: Roster,
         config: Config,
         policies: Policies,
-        settings: Settings,
-        policy_problem: str | None = None,
+        kept: Kept,
         changed: Callable[[], Mapping[str, ModelEntry] | None] = lambda: None,
     ) -> None:
         self._thread = thread
@@ -76,10 +77,10 @@ class Dispatcher:
         self._config = config
         self._limits = config.limits
         self._policies = policies
-        self._settings = settings
-        self._policy_problem = policy_problem
+        self._kept = kept
+        self._platform = Platform()
         self._changed = changed
-        self._refreshing = asyncio.Lock()
+        self._refreshing, self._changing = asyncio.Lock(), asyncio.Lock()
         self._tidying: asyncio.Task[None] | None = None  # kept, so that it isn't collected
         self._calls: Counter[str] = Counter()  # that run or wait, of each model
         self._n_waiting = self._n_running = 0
@@ -143,40 +144,75 @@ class Dispatcher:
                 "limit": self._limits.waiting,
             },
             "memory": memory.used(),
-            "settings": asdict(self._settings),
-            "settings_problem": self._policy_problem,
+            "settings": asdict(self._kept.settings),
+            "settings_revision": self._kept.revision,
+            "settings_problem": self._kept.problem,
+            "paused": self._kept.settings.run_requests_together,
+            "platform": asdict(self._platform),
             "models": [self._model(entry) for entry in self._roster.entries.values()],
         }
 
     def settings(self) -> Settings:
-        return self._settings
+        return self._kept.settings
 
-    async def change(self, changes: Mapping[str, Any]) -> Settings:
-        self._settings = await asyncio.to_thread(self._policies.change, changes)
-        self._policy_problem = None
-        logger.info("settings: %s", asdict(self._settings))
-        return self._settings
+    async def change(self, changes: Mapping[str, Any], revision: int | None = None) -> Settings:
+        async with self._changing:  # so that the last to be written is the one in force
+            try:
+                kept = await asyncio.to_thread(self._policies.change, changes, revision)
+            except ConfigError:
+                self._adopt_problem(await asyncio.to_thread(self._policies.read))
+                raise
+            self._kept = kept
+        logger.info("settings: %s, revision %d", asdict(kept.settings), kept.revision)
+        return kept.settings
+
+    def _adopt_problem(self, found: Kept) -> None:
+        """A file that was broken meanwhile counts as Off, as one that was broken at the start."""
+        if found.problem:
+            logger.error("drafting is off: %s", found.problem)
+            self._kept = found._replace(revision=self._kept.revision)
+
+    def set_platform(self, platform: Platform) -> None:
+        if platform != self._platform:
+            logger.info("platform: %s", asdict(platform))
+        self._platform = platform
 
     @property
-    def _is_off(self) -> bool:
-        """Whether drafts are switched off for the whole worker."""
-        return self._settings.speculative_decoding == "off"
+    def _why_off(self) -> str | None:
+        """Why no call of the whole worker is drafted now; None: such as may be are."""
+        settings, platform = self._kept.settings, self._platform
+        if platform.speculative_decoding == "unavailable":
+            return "drafting is not offered to this worker's organisation"
+        if platform.speculative_decoding == "off":
+            return f"drafting is switched off by {platform.display_name}"
+        if settings.speculative_decoding == "off":
+            return "drafting is switched off in the worker's settings"
+        if settings.run_requests_together:
+            return "drafts pause while Run requests together is on in the worker's settings"
+        return None
 
     def _model(self, entry: Entry) -> dict[str, Any]:
         """One model as /status shows it."""
         shown = None
         if entry.status is not None:
-            has_draft = entry.facts["draft_kind"] is not None
-            shown = effective_status(
-                entry.status, has_draft=has_draft, is_off_by_settings=self._is_off
-            )
+            shown = self._effective(entry.status, entry.facts["draft_kind"] is not None)
         return {
             "id": entry.served.id,
             "is_loaded": entry.served.is_loaded,
             **entry.facts,
-            "speculation": shown and shown.text,
+            "speculation": shown and status_text(shown, self._platform.display_name),
             "measured": shown and asdict(shown),
         }
+
+    def _effective(self, measured: Status, has_draft: bool) -> Status:
+        settings, platform = self._kept.settings, self._platform
+        return effective_status(
+            measured,
+            has_draft=has_draft and platform.speculative_decoding != "unavailable",
+            is_off_by_platform=platform.speculative_decoding == "off",
+            is_off_by_settings=settings.speculative_decoding == "off",
+            is_paused=settings.run_requests_together,
+        )
 
     def _state(self, health: Health) -> str:
         if self._is_draining:
@@ -283,8 +319,8 @@ class Dispatcher:
     def _answers(self, id: str, call: Call, submitted: float) -> Iterator[Started | ReplyEvent]:
         queue_wait_ms = (perf_counter() - submitted) * 1000
         model, model_load_ms = self._roster.take(id)
-        model.keep_prefixes(self._settings.kv_prefix_cache)
-        request, notice = request_of(model, call, self._config, self._is_off)
+        model.keep_prefixes(self._kept.settings.kv_prefix_cache)
+        request, notice = request_of(model, call, self._config, self._why_off)
         check(model.pair, request)
         self._roster.admit(model, len(request.prompt_ids) + request.max_tokens)
         choices = model.choices(request, call.n, call.scope)

@@ -5,8 +5,10 @@ to its own file. Main thread, whose event loop it runs.
 
     start   bind the address, then load the model, so that /health is there to be asked
     wait    for a signal, or for the engine to be lost
-    stop    take no more requests, finish those that are here, free the model; at once while the
-            model is still being loaded
+            The link to a gateway, if there is one, runs beside; whatever becomes of it, the local
+            API goes on
+    stop    tell the gateway, take no more requests, finish those that are here, end the link, free
+            the model; at once while the model is still being loaded
 """
 
 import asyncio
@@ -28,13 +30,14 @@ from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.prefix import PrefixCache
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import ConfigError, ModelError, ModelNotFound, WorkerError
+from mlx_worker.http.connection import allow_open_files
+from mlx_worker.link.client import Link
 from mlx_worker.loaded_model import Decider, LoadedModel, settle
-from mlx_worker.models.locate import locate, locate_draft
+from mlx_worker.models.locate import DEMO, locate, locate_draft
 from mlx_worker.policies import Policies, default_path
 from mlx_worker.records import Settings, Source
 from mlx_worker.roster import Roster
 from mlx_worker.server.app import Runner, make_app
-from mlx_worker.server.connection import allow_open_files
 from mlx_worker.serving import Offer, drafts, preloaded
 
 logger = logging.getLogger(__name__)
@@ -51,11 +54,18 @@ LOST = 70  # the exit code when the engine is lost, so that a supervisor starts 
 TELL_S = 0.5  # for those who wait to be told of it before the process goes
 
 
-def serve(config: Config, on_ready: Callable[[str], None], say: Callable[[str], None]) -> int:
+def serve(
+    config: Config,
+    on_ready: Callable[[str], None],
+    say: Callable[[str], None],
+    *,
+    is_demo_named: bool = False,
+) -> int:
     """Serve until told to stop; returns the exit code.
 
-    on_ready  hears the console's address once requests can be served
-    say       hears what else whoever started it should know
+    on_ready       hears the console's address once requests can be served
+    say            hears what else whoever started it should know
+    is_demo_named  somebody wants the demo pair, which a gateway isn't offered otherwise
 
     Raises ConfigError for a folder or an address that can't be used, ModelError for a model that
     isn't here or can't load.
@@ -68,7 +78,7 @@ def serve(config: Config, on_ready: Callable[[str], None], say: Callable[[str], 
             hint = "choose another folder with MLX_WORKER_HOME"
             raise ConfigError(f"{folder}: can't be written: {error.strerror}", hint=hint) from None
         allow_open_files()
-        worker = Worker(config, say)
+        worker = Worker(config, say, hidden=frozenset() if is_demo_named else frozenset({DEMO}))
         code = asyncio.run(worker.run(on_ready))
     if worker.is_loading:
         os._exit(code)  # the thread is in a load that nothing can end
@@ -81,9 +91,19 @@ class Worker:
     is_loading  it was told to stop while its model was loaded, which goes on
     """
 
-    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
-        """Reads files, so before the loop runs. Raises ConfigError, ModelError."""
+    def __init__(
+        self,
+        config: Config,
+        say: Callable[[str], None],
+        hidden: frozenset[str] = frozenset(),
+    ) -> None:
+        """Reads files, so before the loop runs. Raises ConfigError, ModelError.
+
+        hidden  models that a gateway isn't offered
+        """
+        check_gateway(config)
         self._config = config
+        self._hidden = hidden
         self._say = say
         limits = config.limits
         self._budget_bytes = budget = memory.budget_bytes(limits.memory_gb)
@@ -102,19 +122,19 @@ class Worker:
         self._thread = EngineThread()
         self._thread.call(lambda: memory.hold_to(budget))
         policies = Policies(default_path(), default_settings(config))
-        settings, problem = policies.read()
-        if problem:
-            logger.error("drafting is off: %s", problem)
-            say(f"drafting is off: {problem}")
+        kept = policies.read()
+        if kept.problem:
+            logger.error("drafting is off: %s", kept.problem)
+            say(f"drafting is off: {kept.problem}")
         self._dispatcher = Dispatcher(
             self._thread,
             self._roster,
             config,
             policies,
-            settings,
-            problem,
+            kept,
             offer.changed,
         )
+        self._link: Link | None = None  # made on the loop
         self._stop, self._is_hasty = asyncio.Event(), asyncio.Event()
         self.is_loading = False
 
@@ -124,7 +144,9 @@ class Worker:
             self._config.server,
             drafts=drafts(self._config),
             budget_bytes=self._budget_bytes,
+            link=lambda: self._link.shown() if self._link else None,
         )
+        self._link = self._linked()
         runner = Runner(app, shutdown_timeout=LEAVE_S)
         tasks: list[asyncio.Task[object]] = []
         try:
@@ -135,13 +157,38 @@ class Worker:
             tasks = [asyncio.create_task(self._do_chores())]
             logger.info("serving on %s", address)
             on_ready(address)
+            self._dial()
             return await self._wait()
         finally:
             for task in tasks:
                 task.cancel()
+            if self._link:
+                await self._link.close()
             await runner.cleanup()
             if not self.is_loading:
                 await asyncio.to_thread(self._close)
+
+    def _linked(self) -> Link | None:
+        """The link to the gateway, not dialled yet; None: there is none."""
+        if not self._config.gateway.is_set:
+            return None
+        return Link(
+            self._dispatcher,
+            self._config.gateway,
+            hidden=self._hidden,
+            budget_bytes=self._budget_bytes,
+            say=self._say,
+        )
+
+    def _dial(self) -> None:
+        if self._link is None:
+            return
+        if all(model.id in self._hidden for model in self._dispatcher.models()):
+            self._say(
+                "gateway: no model is offered to it: pull one, or name the demo pair with "
+                "--model demo"
+            )
+        self._link.start()
 
     async def _bind(self, runner: web.AppRunner) -> str:
         settings = self._config.server
@@ -196,6 +243,8 @@ class Worker:
             os._exit(LOST)  # the thread is stuck in a call that nothing can end
         watch.cancel()
         logger.info("stopping")
+        if self._link:
+            self._link.drain()
         drain = asyncio.create_task(self._dispatcher.drain(DRAIN_S))
         hasty = asyncio.create_task(self._is_hasty.wait())
         await asyncio.wait([drain, hasty], return_when=asyncio.FIRST_COMPLETED)
@@ -239,6 +288,21 @@ class Worker:
         model = LoadedModel(pair, PrefixCache(), Decider(depth, default_folder()))
         settle()
         return model
+
+
+def check_gateway(config: Config) -> None:
+    """Raises ConfigError where half of what is needed is set."""
+    gateway = config.gateway
+    if gateway.url is not None and gateway.key is None:
+        raise ConfigError(
+            "gateway.key: is missing beside gateway.url",
+            hint="mlx-worker config set gateway.key - reads it from standard input",
+        )
+    if gateway.key is not None and gateway.url is None:
+        raise ConfigError(
+            "gateway.url: is missing beside gateway.key",
+            hint="mlx-worker config set gateway.url wss://HOST",
+        )
 
 
 def is_current(entry: ModelEntry, model: LoadedModel) -> bool:

@@ -30,7 +30,7 @@ def demo() -> LoadedModel:
 
 
 def asked(model: LoadedModel, **call: Any) -> tuple[GenerationRequest, Notice | None]:
-    return request_of(model, Call("r1", **{"messages": SAID, **call}), Config(), is_off=False)
+    return request_of(model, Call("r1", **{"messages": SAID, **call}), Config(), why_off=None)
 
 
 def marked(model: LoadedModel, read_call: Any) -> LoadedModel:

@@ -255,6 +255,86 @@ def test_no_way_of_printing_a_config_shows_the_key(file: Path):
     assert set(known_keys()) >= SECRET_KEYS
 
 
+# --- gateway ----------------------------------------------------------------------------------
+
+WORKER_KEY = "mww_0123456789abcdef_" + "A-_z" * 10 + "abc"
+
+
+@pytest.mark.parametrize(
+    ("url", "dialled"),
+    [
+        ("wss://Gateway.Example", "wss://gateway.example/ws/worker"),
+        ("WSS://gateway.example:8443/", "wss://gateway.example:8443/ws/worker"),
+        ("wss://gateway.example/Of/us", "wss://gateway.example/Of/us"),
+        ("ws://127.0.0.1:8400", "ws://127.0.0.1:8400/ws/worker"),
+        ("ws://localhost:8400", "ws://localhost:8400/ws/worker"),
+        ("ws://[::1]:8400", "ws://[::1]:8400/ws/worker"),
+    ],
+)
+def test_a_gateway_is_dialled_at_the_links_path_unless_it_has_one(
+    file: Path, url: str, dialled: str
+):
+    """And the worker's id is read from its key."""
+    file.write_text(yaml.safe_dump({"gateway": {"url": url, "key": WORKER_KEY}}))
+    gateway = override(load(file, {}), {"server.port": 1}).gateway
+    assert (gateway.url, gateway.worker_id) == (dialled, "0123456789abcdef")
+    assert gateway.is_set
+    assert gateway.host == dialled.split("/")[2]
+
+
+def test_a_value_in_place_of_a_section_is_told_its_keys(file: Path):
+    """In words of the file, with the line."""
+    message = refusal(file, yaml.safe_dump({"gateway": "ws://127.0.0.1:8400"}))
+    what = "must be a section, with lines below it: url, key"
+    assert message == f"config.yaml, line 1: gateway: {what}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ws://gateway.example",
+        "ws://192.168.0.2:8400",
+        "ws://127.0.0.1.example",
+        "https://gateway.example",
+        "gateway.example",
+        "wss://me:hunter2-hunter2@gateway.example",
+        "wss://gateway.example/ws?key=hunter2-hunter2",
+        "wss://gateway.example/ws#hunter2",
+        "wss://",
+        "wss://gateway.example:0",
+        "wss://gateway.example:65536",
+        "",
+    ],
+)
+def test_a_gateways_url_that_would_show_the_key_is_refused_unseen(file: Path, url: str):
+    """Plain text to another machine, or a password in it; the message shows none of it."""
+    message = refusal(file, yaml.safe_dump({"gateway": {"url": url}}))
+    assert message.startswith("config.yaml, line 2: gateway.url: must ")
+    assert "hunter" not in message
+
+
+@pytest.mark.parametrize(
+    "key", ["mwk_" + "a" * 43, WORKER_KEY[:-1], WORKER_KEY.upper(), f"{WORKER_KEY} ", 7]
+)
+def test_a_key_that_is_no_workers_is_refused_unseen(file: Path, key: object):
+    """The message says where one comes from."""
+    message = refusal(file, yaml.safe_dump({"gateway": {"key": key}}))
+    assert "gateway.key: " in message
+    assert str(key).strip() not in message.replace("line 2", "")
+
+
+def test_a_key_in_the_place_of_its_section_is_not_shown(file: Path):
+    """A mistake that used to land in the log."""
+    assert WORKER_KEY not in refusal(file, yaml.safe_dump({"gateway": WORKER_KEY}))
+
+
+def test_no_way_of_printing_a_config_shows_the_workers_key():
+    """As of the API's key."""
+    config = load(None, {"MLX_WORKER_GATEWAY__KEY": WORKER_KEY})
+    for text in (repr(config), str(config), config.model_dump_json(), str(config.model_dump())):
+        assert "A-_z" not in text
+
+
 # --- models -----------------------------------------------------------------------------------
 
 

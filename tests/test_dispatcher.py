@@ -27,8 +27,8 @@ from mlx_worker.errors import (
     UnknownModel,
 )
 from mlx_worker.loaded_model import Decider, LoadedModel
-from mlx_worker.policies import Policies
-from mlx_worker.records import Call, Done, Progress, ReplyEvent, Settings, Started, Text
+from mlx_worker.policies import Kept, Policies
+from mlx_worker.records import Call, Done, Platform, Progress, ReplyEvent, Settings, Started, Text
 from mlx_worker.roster import Roster
 from tests.tiny import tiny_pair
 
@@ -77,7 +77,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Bench]]:
         )
         offered: list[dict[str, ModelEntry]] = []
         dispatcher = Dispatcher(
-            thread, roster, Config(limits=limits), policies, settings,
+            thread, roster, Config(limits=limits), policies, Kept(settings),
             changed=lambda: offered.pop(0) if offered else None,
         )  # fmt: skip
         made.append(Bench(thread, dispatcher, gate, roster, offered))
@@ -155,6 +155,88 @@ async def test_drafting_that_can_not_be_had_is_said(make: Callable[..., Bench]):
     assert started.notice is not None
     assert started.notice[0] == "speculation_unavailable"
     assert dones(events)[0].timing.drafted == 0
+
+
+WHY_OFF = [
+    (Settings("off"), Platform(), "switched off in the worker's settings"),
+    (Settings(run_requests_together=True), Platform(), "pause while Run requests together is on"),
+    (Settings("off"), Platform("off", "Acme"), "switched off by Acme"),
+    (Settings("off", True, True), Platform("unavailable"), "not offered to this worker's"),
+]
+
+
+@pytest.mark.parametrize(("settings", "platform", "why"), WHY_OFF)
+async def test_drafting_that_is_off_is_off_for_those_who_insist(
+    make: Callable[..., Bench], settings: Settings, platform: Platform, why: str
+):
+    """And they are told by whom."""
+    dispatcher = make(settings=settings).dispatcher
+    dispatcher.set_platform(platform)
+    started, events = await answered(dispatcher, replace(CALL, speculation="on"))
+    assert started.notice is not None
+    assert started.notice[0] == "speculation_unavailable"
+    assert why in started.notice[1]
+    assert dones(events)[0].timing.drafted == 0
+
+
+async def test_the_line_follows_settings_and_platform(make: Callable[..., Bench]):
+    """From the next look on; the settings are as they were once the platform's switch is back."""
+    dispatcher = make().dispatcher
+    await dispatcher.preload(["tiny"])
+
+    def line() -> str | None:
+        (model,) = dispatcher.status()["models"]
+        return model["speculation"]
+
+    assert line() == "Automatic"
+    await dispatcher.change({"run_requests_together": True})
+    assert line() == "Paused"
+    assert dispatcher.status()["paused"] is True
+    await dispatcher.change({"speculative_decoding": "off"})
+    assert line() == "Off (worker's Settings)"
+    dispatcher.set_platform(Platform("off", "Acme", 3))
+    assert line() == "Off (by Acme)"
+    assert dispatcher.status()["platform"]["revision"] == 3
+    dispatcher.set_platform(Platform("unavailable"))
+    assert line() is None
+    dispatcher.set_platform(Platform())
+    assert line() == "Off (worker's Settings)"
+    assert dispatcher.status()["settings_revision"] == 2
+
+
+async def test_the_platforms_switch_holds_from_the_next_call_on(make: Callable[..., Bench]):
+    """Off and on again; nothing of it is kept."""
+    bench = make()
+    on = replace(CALL, speculation="on")
+    bench.dispatcher.set_platform(Platform("off"))
+    _, events = await answered(bench.dispatcher, on)
+    assert dones(events)[0].timing.drafted == 0
+    bench.dispatcher.set_platform(Platform())
+    _, events = await answered(bench.dispatcher, on)
+    assert dones(events)[0].timing.drafted > 0
+    assert bench.dispatcher.settings() == Settings()
+
+
+async def test_a_change_from_elsewhere_that_is_older_is_not_obeyed(make: Callable[..., Bench]):
+    """The settings in force are the answer either way."""
+    dispatcher = make().dispatcher
+    assert (await dispatcher.change({"kv_prefix_cache": False}, 5)).kv_prefix_cache is False
+    assert (await dispatcher.change({"kv_prefix_cache": True}, 5)).kv_prefix_cache is False
+    assert dispatcher.status()["settings_revision"] == 5
+
+
+async def test_a_file_that_breaks_meanwhile_counts_as_off(
+    make: Callable[..., Bench], tmp_path: Path
+):
+    """From the first change on that could not be kept; it is shown, and not written over."""
+    dispatcher, file = make().dispatcher, tmp_path / "policies.json"
+    await dispatcher.change({"kv_prefix_cache": True})
+    file.write_text("{broken")
+    with pytest.raises(ConfigError):
+        await dispatcher.change({"speculative_decoding": "auto"})
+    assert dispatcher.settings().speculative_decoding == "off"
+    assert "can't be read" in dispatcher.status()["settings_problem"]
+    assert file.read_text() == "{broken"
 
 
 async def test_logprobs_come_with_the_bytes_of_their_ids(make: Callable[..., Bench]):
