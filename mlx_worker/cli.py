@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mlx_worker import config_cli, models_cli
+from mlx_worker import config_cli, gateway_cli, models_cli
 from mlx_worker.errors import (
     ConfigError,
     HubError,
@@ -40,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.add_typer(config_cli.app, name="config")
+app.add_typer(gateway_cli.app, name="gateway")
 
 DEFAULT_MODEL = "config, else the first that was pulled"
 ModelArgument = Annotated[
@@ -417,17 +418,18 @@ def serve(
     What it does is logged in the folder's logs/.
     """
     from mlx_worker.config import load, override
-    from mlx_worker.serving import with_flags
+    from mlx_worker.serving import DEMO, with_flags
 
     try:
         settings = override(load(config_file), {"server.host": host, "server.port": port})
         if model is None:
             configured_model(settings)
+        is_demo_named = DEMO in (model, *(entry.id for entry in settings.models))
         settings = with_flags(settings, model, draft)
 
         from mlx_worker import worker
 
-        code = worker.serve(settings, announce, talk)
+        code = worker.serve(settings, announce, talk, is_demo_named=is_demo_named)
     except (ConfigError, ModelError) as error:
         if not supervised:
             raise

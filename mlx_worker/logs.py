@@ -4,7 +4,10 @@ Owns where lines go and how they look. Leaves what is said to the loggers of eac
 never log a prompt, a reply or a key.
 
     worker.log   what the worker did: {"at", "level", "from", "text", "error"}
-    access.log   one line a request, as server/front.py writes it
+    access.log   one line a request, as http/front.py writes it
+
+A gateway on the same machine has files of its own, gateway.log and gateway-access.log: two
+processes that rotate one file would lose lines.
 """
 
 import json
@@ -21,6 +24,8 @@ ACCESS = "mlx_worker.access"  # the logger of the access log
 # Ours, and those whose warnings would else fill a pipe that nobody reads, which stops the process.
 HEARD = ("mlx_worker", "asyncio", "aiohttp")
 FOLDER = "logs"
+OF_WORKER = ("worker.log", "access.log")
+OF_GATEWAY = ("gateway.log", "gateway-access.log")
 MAX_BYTES = 5_000_000  # of a file, before a new one begins
 OLD_FILES = 4
 
@@ -51,10 +56,12 @@ class Hand(QueueHandler):
 
 
 @contextmanager
-def written_to(folder: Path, level: int = logging.INFO) -> Iterator[None]:
+def written_to(
+    folder: Path, level: int = logging.INFO, names: tuple[str, str] = OF_WORKER
+) -> Iterator[None]:
     """Write the package's logs into this folder while it lasts. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    worker, access = _file(folder / "worker.log"), _file(folder / "access.log")
+    worker, access = (_file(folder / name) for name in names)
     access.addFilter(lambda record: record.name == ACCESS)
     worker.addFilter(lambda record: record.name != ACCESS)
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()

@@ -145,7 +145,7 @@ def test_the_table_of_errors_is_the_tree():
     tree = [
         (kind.__name__, kind.code, str(kind.status), "yes" if kind.retryable else "no")
         for kind in every_error()
-        if kind is not errors.WorkerError
+        if kind is not errors.WorkerError and kind.__module__ == errors.__name__
     ]
     assert sorted(rows) == sorted(tree)
 

@@ -16,15 +16,16 @@ LEAVES = {"records", "config", "config_file", "errors", "files"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"pair"},
     "__main__": {"cli"},
-    "cli": {"worker", "bench", "gateway", "service", "models", "pair"}
+    "cli": {"worker", "bench", "gateway", "gateway_cli", "service", "models", "pair"}
     | {"config_cli", "models_cli", "terminal", "serving", "decisions", "history", "tables"}
     | LEAVES,
     "config_cli": LEAVES,
     "models_cli": {"models", "bench", "serving", "decisions", "history", "tables", "terminal"}
     | LEAVES,
+    "gateway_cli": {"gateway", "logs", "terminal"} | LEAVES,
     "terminal": LEAVES,
     "serving": {"models"} | LEAVES,
-    "worker": {"server", "link", "engine", "control", "models", "decisions"}
+    "worker": {"http", "server", "link", "engine", "control", "models", "decisions"}
     | {"dispatcher", "roster", "loaded_model", "policies", "serving", "logs"}
     | LEAVES,
     "dispatcher": {"engine", "roster", "calls", "policies"} | LEAVES,
@@ -32,9 +33,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies": LEAVES,
     "logs": set(),
     "roster": {"engine", "loaded_model", "models"} | LEAVES,
-    "server": {"wire", "models"} | LEAVES,
+    "server": {"http", "wire", "models"} | LEAVES,
     "link": {"wire"} | LEAVES,
-    "gateway": {"wire"} | LEAVES,
+    "gateway": {"http", "wire"} | LEAVES,
+    "http": {"wire"} | LEAVES,
     "pair": {"engine", "loaded_model", "models"} | LEAVES,
     "loaded_model": {"engine", "control", "decisions"} | LEAVES,
     "bench": {"engine", "control", "decisions", "tables"} | LEAVES,

@@ -1,0 +1,1 @@
+"""The control plane: who may ask, which worker answers, what it took."""
