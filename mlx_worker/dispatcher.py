@@ -159,18 +159,24 @@ class Dispatcher:
         async with self._changing:  # so that the last to be written is the one in force
             try:
                 kept = await asyncio.to_thread(self._policies.change, changes, revision)
-            except ConfigError:
-                self._adopt_problem(await asyncio.to_thread(self._policies.read))
+            except ConfigError as error:
+                self._adopt_problem(await asyncio.to_thread(self._policies.read), str(error))
                 raise
             self._kept = kept
         logger.info("settings: %s, revision %d", asdict(kept.settings), kept.revision)
         return kept.settings
 
-    def _adopt_problem(self, found: Kept) -> None:
-        """A file that was broken meanwhile counts as Off, as one that was broken at the start."""
+    def _adopt_problem(self, found: Kept, why: str) -> None:
+        """A file that was broken meanwhile counts as Off, as one that was broken at the start.
+
+        why  the change could not be kept; shown until one is
+        """
         if found.problem:
             logger.error("drafting is off: %s", found.problem)
             self._kept = found._replace(revision=self._kept.revision)
+        else:
+            logger.error("a change of settings was not kept: %s", why)
+            self._kept = self._kept._replace(problem=why)
 
     def set_platform(self, platform: Platform) -> None:
         if platform != self._platform:

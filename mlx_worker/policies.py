@@ -41,7 +41,7 @@ MEND = "mend the file, or delete it to begin with the defaults"
 class Kept(NamedTuple):
     """What is in force.
 
-    problem  why the file could not be read; None: it could, or there is none
+    problem  why the file could not be read, or the last change not be kept; None: all is well
     """
 
     settings: Settings

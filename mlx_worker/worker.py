@@ -38,6 +38,9 @@ from mlx_worker.policies import Policies, default_path
 from mlx_worker.records import Settings, Source
 from mlx_worker.roster import Roster
 from mlx_worker.server.app import Runner, make_app
+from mlx_worker.server.counted import Counted
+from mlx_worker.server.keys import METRICS
+from mlx_worker.server.metrics import Metrics
 from mlx_worker.serving import Offer, drafts, preloaded
 
 logger = logging.getLogger(__name__)
@@ -146,7 +149,7 @@ class Worker:
             budget_bytes=self._budget_bytes,
             link=lambda: self._link.shown() if self._link else None,
         )
-        self._link = self._linked()
+        self._link = self._linked(app[METRICS])
         runner = Runner(app, shutdown_timeout=LEAVE_S)
         tasks: list[asyncio.Task[object]] = []
         try:
@@ -168,12 +171,12 @@ class Worker:
             if not self.is_loading:
                 await asyncio.to_thread(self._close)
 
-    def _linked(self) -> Link | None:
+    def _linked(self, metrics: Metrics) -> Link | None:
         """The link to the gateway, not dialled yet; None: there is none."""
         if not self._config.gateway.is_set:
             return None
         return Link(
-            self._dispatcher,
+            Counted(self._dispatcher, metrics),
             self._config.gateway,
             hidden=self._hidden,
             budget_bytes=self._budget_bytes,

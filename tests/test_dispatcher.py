@@ -1,6 +1,7 @@
 """Calls to a real tiny model: in line, answered, left, timed out, drained, told why."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from mlx_worker import policies
 from mlx_worker.config import Config, LimitsSection as Limits, ModelEntry
 from mlx_worker.dispatcher import Dispatcher
 from mlx_worker.engine.prefix import PrefixCache
@@ -237,6 +239,25 @@ async def test_a_file_that_breaks_meanwhile_counts_as_off(
     assert dispatcher.settings().speculative_decoding == "off"
     assert "can't be read" in dispatcher.status()["settings_problem"]
     assert file.read_text() == "{broken"
+
+
+async def test_a_change_that_can_not_be_written_is_shown_until_one_is(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+):
+    """What was in force stays so; a full disk, or a folder that is read only, is no Off."""
+    dispatcher = make().dispatcher
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(policies, "write_whole", full)
+        with pytest.raises(ConfigError, match="can't be written: No space left"):
+            await dispatcher.change({"kv_prefix_cache": False})
+    assert dispatcher.settings() == Settings()
+    assert "can't be written" in dispatcher.status()["settings_problem"]
+    await dispatcher.change({"kv_prefix_cache": False})
+    assert dispatcher.status()["settings_problem"] is None
 
 
 async def test_logprobs_come_with_the_bytes_of_their_ids(make: Callable[..., Bench]):

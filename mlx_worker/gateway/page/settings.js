@@ -54,7 +54,8 @@ export function showSettings(worker) {
   confirmSent(worker);
   const problem = worker.settings_problem;
   byId("settings-problem").hidden = !problem;
-  setText(byId("settings-problem"), problem ? `policies.json on this worker can't be used, so drafts are off: ${sentence(problem)}` : "");
+  const what = isBroken(worker) ? "policies.json on this worker can't be used, so drafts are off" : "The last change was not kept";
+  setText(byId("settings-problem"), problem ? `${what}: ${sentence(problem)}` : "");
   setText(byId("settings-reason"), reasonFor(worker));
   for (const row of rows) update(row, worker);
   const isPending = worker.settings_pending || sent.size > 0;
@@ -123,14 +124,19 @@ function isTogether(worker) {
   return value ? value === "on" : worker.settings?.run_requests_together === true;
 }
 
+/** A file that can't be read counts as Off; where only a change wasn't written, another may be. */
+function isBroken(worker) {
+  return Boolean(worker.settings_problem) && worker.settings?.speculative_decoding === "off";
+}
+
 function isLocked(worker) {
-  return !worker.connected || Boolean(worker.settings_problem);
+  return !worker.connected || isBroken(worker);
 }
 
 function reasonFor(worker) {
   if (!can("manage_workers")) return "Your key may see these settings, not change them.";
   if (!worker.connected) return "The worker is not connected. These are its last known settings; they can be changed once it is back.";
-  if (worker.settings_problem) return "They can be changed once the file is mended and the worker has started again.";
+  if (isBroken(worker)) return "They can be changed once the file is mended and the worker has started again.";
   return "";
 }
 

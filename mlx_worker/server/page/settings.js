@@ -36,8 +36,14 @@ export function loadSettings() {
 /** Says where the choice changes nothing, and why. */
 export function noteSpeculation(status) {
   const problem = status.settings_problem;
-  setText(byId("speculative-note"), problem ? `Drafting is off: ${problem}` : noteFor(status));
+  setText(byId("speculative-note"), problem ? troubleOf(problem, status) : noteFor(status));
   byId("speculative-decoding").options[0].text = isUnused(status) ? "Automatic (not in use)" : "Automatic";
+}
+
+/** A file that can't be read counts as Off; a change that couldn't be written changed nothing. */
+function troubleOf(problem, status) {
+  const isOff = status.settings?.speculative_decoding === "off";
+  return isOff ? `Drafting is off: ${problem}` : `The last change was not kept: ${problem}`;
 }
 
 function isUnused(status) {
