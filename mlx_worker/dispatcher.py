@@ -30,6 +30,7 @@ from mlx_worker.errors import (
     WorkerError,
 )
 from mlx_worker.policies import Kept, Policies
+from mlx_worker.power import Power
 from mlx_worker.records import (
     Call,
     Done,
@@ -58,6 +59,7 @@ class Dispatcher:
     """Answers calls with the models of a roster. A records.Engine.
 
     policies, kept  the file of the settings, and what it said
+    power    what the machine last said of it; whoever reads it puts it here
     changed  which models there are now, if not those that there were; blocking; raises ConfigError
 
     Next: keep `watch` running, and `drain` it before its thread is closed.
@@ -72,6 +74,7 @@ class Dispatcher:
         kept: Kept,
         changed: Callable[[], Mapping[str, ModelEntry] | None] = lambda: None,
     ) -> None:
+        self.power = Power()
         self._thread = thread
         self._roster = roster
         self._config = config
@@ -144,6 +147,7 @@ class Dispatcher:
                 "limit": self._limits.waiting,
             },
             "memory": memory.used(),
+            "power": asdict(self.power),
             "settings": asdict(self._kept.settings),
             "settings_revision": self._kept.revision,
             "settings_problem": self._kept.problem,

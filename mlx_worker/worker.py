@@ -14,10 +14,12 @@ to its own file. Main thread, whose event loop it runs.
 import asyncio
 import errno
 import logging
+import math
 import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from time import monotonic
 
 from aiohttp import web
 
@@ -35,6 +37,7 @@ from mlx_worker.link.client import Link
 from mlx_worker.loaded_model import Decider, LoadedModel, settle
 from mlx_worker.models.locate import DEMO, locate, locate_draft
 from mlx_worker.policies import Policies, default_path
+from mlx_worker.power import power
 from mlx_worker.records import Settings, Source
 from mlx_worker.roster import Roster
 from mlx_worker.server.app import Runner, make_app
@@ -47,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 25.0  # that requests get to finish once the worker is told to stop
 LEAVE_S = 1.0  # that a connection gets after that, twice: to end, and to be ended
+POWER_S = 15.0  # between two looks at power and heat
 CHORES_S = 2.0  # between two writes of the decision log, and two looks at what was pulled
 BIND_HINTS = {
     errno.EADDRINUSE: "stop what listens there, perhaps another worker, or choose another --port",
@@ -138,6 +142,7 @@ class Worker:
             offer.changed,
         )
         self._link: Link | None = None  # made on the loop
+        self._looked_s = -math.inf
         self._stop, self._is_hasty = asyncio.Event(), asyncio.Event()
         self.is_loading = False
 
@@ -263,6 +268,12 @@ class Worker:
             await asyncio.sleep(CHORES_S)
             await asyncio.to_thread(self._roster.flush)
             await self._dispatcher.refresh_models()
+            await self._look_at_power()
+
+    async def _look_at_power(self) -> None:
+        if monotonic() - self._looked_s >= POWER_S:
+            self._looked_s = monotonic()
+            self._dispatcher.power = await asyncio.to_thread(power)
 
     def _close(self) -> None:
         with suppress(Exception):

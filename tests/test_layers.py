@@ -26,12 +26,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "terminal": LEAVES,
     "serving": {"models"} | LEAVES,
     "worker": {"http", "server", "link", "engine", "control", "models", "decisions"}
-    | {"dispatcher", "roster", "loaded_model", "policies", "serving", "logs"}
+    | {"dispatcher", "roster", "loaded_model", "policies", "serving", "logs", "power"}
     | LEAVES,
-    "dispatcher": {"engine", "roster", "calls", "policies"} | LEAVES,
+    "dispatcher": {"engine", "roster", "calls", "policies", "power"} | LEAVES,
     "calls": {"engine", "loaded_model"} | LEAVES,
     "policies": LEAVES,
     "logs": set(),
+    "power": set(),
     "roster": {"engine", "loaded_model", "models"} | LEAVES,
     "server": {"http", "wire", "models"} | LEAVES,
     "link": {"wire"} | LEAVES,

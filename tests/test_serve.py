@@ -171,12 +171,14 @@ def test_a_killed_client_frees_its_slot(worker: Worker):
     client.communicate()
 
 
+@pytest.mark.alone
+@pytest.mark.timeout(120)
 def test_the_verdict_forms_while_requests_come(tmp_path: Path):
     """Automatic, Measuring, then On or Off; and `mlx-worker status` tells it afterwards."""
     worker = Worker(tmp_path)
     try:
         texts = [worker.status()["models"][0]["speculation"]]
-        for n in range(40):
+        for n in range(60):
             worker.text(messages=COUNT if n % 2 else TELL, temperature=0.2, seed=n, max_tokens=64)
             text = worker.status()["models"][0]["speculation"]
             if text != texts[-1]:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic, time
+from typing import Any
 
 from aiohttp import WSMsgType, web
 
@@ -74,6 +75,7 @@ class Connected:
         self.platform = PlatformPart()
         self.queue = Queue()
         self.memory: Memory | None = None
+        self.power: dict[str, Any] | None = None  # is_on_battery, thermal
         self.since_s = time()
         self.given_s = 0.0  # perf_counter, of the last request
         self.has_reported = False
@@ -200,6 +202,7 @@ class Connected:
     def _take_status(self, status: StatusReport) -> None:
         self.has_reported = True
         self.queue, self.memory = status.queue, status.memory
+        self.power = status.model_dump(include={"is_on_battery", "thermal"})
         said = replace(
             self.report,
             settings=status.settings and status.settings.settings,

@@ -146,6 +146,7 @@ SCHEMAS: dict[str, Schema] = {
         platform=record(speculative_decoding=MODE, display_name=TEXT),
         queue=maybe({"type": "object"}),
         memory=maybe({"type": "object"}),
+        power=maybe({"type": "object"}),
         models=listed(ref("Line")),
     ),
     "UsageRow": {

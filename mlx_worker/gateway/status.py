@@ -116,6 +116,7 @@ def worker_json(
         "memory": None
         if connected is None or connected.memory is None
         else connected.memory.model_dump(),
+        "power": None if connected is None else connected.power,
         "models": lines(enrolled, connected, organisation, platform),
     }
 

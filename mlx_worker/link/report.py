@@ -65,6 +65,7 @@ def status_report(
     status: Mapping[str, Any], budget_bytes: int | None, hidden: Collection[str] = ()
 ) -> StatusReport:
     memory, queue = status.get("memory", {}), status.get("queue", {})
+    power = status.get("power", {})
     return StatusReport(
         models=model_reports(status, hidden),
         **settings_fields(status),
@@ -79,6 +80,8 @@ def status_report(
             waiting=queue.get("waiting", 0),
             limit=queue.get("limit", 0),
         ),
+        is_on_battery=power.get("is_on_battery"),
+        thermal=power.get("thermal"),
     )
 
 

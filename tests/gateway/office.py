@@ -59,6 +59,7 @@ class ScriptedFleet:
             n_requests=0,
             queue=Queue(),
             memory=None,
+            power=None,
             desk=SimpleNamespace(pending={}),
         )
 

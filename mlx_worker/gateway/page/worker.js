@@ -57,6 +57,12 @@ function showWorker(worker) {
   showSettings(worker);
 }
 
+/** As far as the machine says; null where it says nothing. */
+function powerOf({ is_on_battery: isOnBattery, thermal }) {
+  const source = isOnBattery === true ? "On battery" : isOnBattery === false ? "Mains" : null;
+  return [source, thermal === "throttled" ? "slowed down by heat" : null].filter(Boolean).join(", ") || null;
+}
+
 function factsOf(worker) {
   const queue = worker.queue ?? {};
   const waiting = joined`${count(queue.waiting)}${queue.limit ? ` of ${count(queue.limit)} at most` : ""}`;
@@ -65,6 +71,7 @@ function factsOf(worker) {
     ["Running", count(queue.running)],
     ["Waiting", waiting],
     ["Memory in use", bytes(worker.memory?.active_bytes)],
+    ["Power", powerOf(worker.power ?? {})],
   ].filter(([, value]) => value !== null);
 }
 
