@@ -12,7 +12,6 @@ to its own file. Main thread, whose event loop it runs.
 """
 
 import asyncio
-import errno
 import logging
 import math
 import os
@@ -32,6 +31,7 @@ from mlx_worker.engine.load import LoadedPair, load_pair
 from mlx_worker.engine.prefix import PrefixCache
 from mlx_worker.engine.thread import EngineThread
 from mlx_worker.errors import ConfigError, ModelError, ModelNotFound, WorkerError
+from mlx_worker.http.bind import bind
 from mlx_worker.http.connection import allow_open_files
 from mlx_worker.link.client import Link
 from mlx_worker.loaded_model import Decider, LoadedModel, settle
@@ -52,11 +52,6 @@ DRAIN_S = 25.0  # that requests get to finish once the worker is told to stop
 LEAVE_S = 1.0  # that a connection gets after that, twice: to end, and to be ended
 POWER_S = 15.0  # between two looks at power and heat
 CHORES_S = 2.0  # between two writes of the decision log, and two looks at what was pulled
-BIND_HINTS = {
-    errno.EADDRINUSE: "stop what listens there, perhaps another worker, or choose another --port",
-    errno.EACCES: "choose a --port of 1024 or more",
-}
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # nobody can be called so; this reaches it here
 LOST = 70  # the exit code when the engine is lost, so that a supervisor starts it anew
 TELL_S = 0.5  # for those who wait to be told of it before the process goes
 
@@ -201,16 +196,10 @@ class Worker:
     async def _bind(self, runner: web.AppRunner) -> str:
         settings = self._config.server
         await runner.setup()
-        try:
-            await web.TCPSite(runner, settings.host, settings.port).start()
-        except OSError as error:
-            raise ConfigError(
-                f"server: {settings.host}:{settings.port} can't be used: {error.strerror}",
-                hint=BIND_HINTS.get(error.errno or 0, "give an address of this machine as --host"),
-            ) from None
-        address: str = runner.addresses[0][0]
-        host, port = EVERYWHERE.get(address, address), runner.addresses[0][1]
-        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        _, address = await bind(
+            runner, settings.host, settings.port, section="server", who="worker"
+        )
+        return address
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -17,78 +17,46 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from mlx_worker.errors import shown
 from mlx_worker.gateway.settings import GatewaySettings
 from mlx_worker.http.checks import (
     DEFAULT_PORTS,
     READS,
+    Names,
     canonical,
+    check_name,
+    is_foreign,
     is_loopback,
-    local_authority,
+    listed_names,
+    only_header,
+    own_names,
     parse_authority,
 )
 from mlx_worker.http.replies import Refusal
 
 CSRF_HEADER = "X-CSRF"
-_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-_WILDCARDS = ("0.0.0.0", "::")  # no names: browsers take 0.0.0.0 for this machine
 
 
 @dataclass(frozen=True)
-class Rules:
-    """The settings, ready to be compared with.
+class Rules(Names):
+    """The settings, ready to be compared with."""
 
-    names   a request may use these with the port it came in on, or without a port
-    listed  (name, port) it may use as well; port None: any
-    """
-
-    names: frozenset[str]
-    listed: frozenset[tuple[str, int | None]]
     is_behind_proxy: bool
 
 
 def make_rules(settings: GatewaySettings) -> Rules:
-    own = canonical(settings.host)
-    listed = (parse_authority(host) for host in settings.allowed_hosts)
-    return Rules(
-        _LOOPBACK_NAMES | (frozenset() if own in _WILDCARDS else {own}),
-        frozenset(one for one in listed if one),
-        settings.behind_proxy,
-    )
+    listed = listed_names(settings.allowed_hosts)
+    return Rules(own_names(settings.host), listed, settings.behind_proxy)
 
 
 def check_host(request: web.Request, rules: Rules) -> None:
     """The name that the client used is there once, and is one of ours."""
     host = host_of(request, rules)
-    authority = parse_authority(host) if host else None
-    if host is None or authority is None:
-        raise Refusal(400, "bad_host", "Host must be there once, as name or name:port")
-    if not _is_ours(authority, local_authority(request), rules):
-        hint = "open it as localhost or by its address, or list the name in allowed_hosts"
-        message = f"this gateway does not go by the name {shown(host)}. hint: {hint}"
-        raise Refusal(421, "wrong_host", message)
-
-
-def _is_ours(
-    authority: tuple[str, int | None], local: tuple[str, int] | None, rules: Rules
-) -> bool:
-    """Equality throughout, so that no prefix or suffix gets by."""
-    name, port = authority
-    if authority in rules.listed or (name, None) in rules.listed:
-        return True
-    address, local_port = local or (None, None)
-    return (name in rules.names or name == address) and port in (None, local_port)
+    check_name(request, host, rules, who="gateway", setting="allowed_hosts")
 
 
 def check_origin(request: web.Request, rules: Rules) -> None:
     """A browser's script is of our own pages; who sends neither header is no browser's script."""
-    origins = request.headers.getall("Origin", [])
-    sites = request.headers.getall("Sec-Fetch-Site", [])
-    if len(origins) > 1 or len(sites) > 1:
-        raise _foreign()
-    if origins and origins[0] not in own_origins(request, rules):
-        raise _foreign()
-    if request.method not in READS and sites and sites[0] not in ("same-origin", "none"):
+    if is_foreign(request, lambda: own_origins(request, rules)):
         raise _foreign()
 
 
@@ -114,15 +82,15 @@ def _foreign() -> Refusal:
 def host_of(request: web.Request, rules: Rules) -> str | None:
     """The name and port that the client used; None where it can't be told."""
     if rules.is_behind_proxy and "X-Forwarded-Host" in request.headers:
-        return _only(request, "X-Forwarded-Host")
-    return _only(request, "Host")
+        return only_header(request, "X-Forwarded-Host")
+    return only_header(request, "Host")
 
 
 def schemes_of(request: web.Request, rules: Rules) -> tuple[str, ...]:
     """http or https; both where a proxy doesn't say."""
     if not rules.is_behind_proxy:
         return (request.scheme,)
-    given = _only(request, "X-Forwarded-Proto")
+    given = only_header(request, "X-Forwarded-Proto")
     return (given,) if given in DEFAULT_PORTS else tuple(DEFAULT_PORTS)
 
 
@@ -145,8 +113,3 @@ def needs_secure_cookie(request: web.Request, rules: Rules) -> bool:
     authority = parse_authority(host_of(request, rules) or "")
     is_here = authority is not None and is_loopback(authority[0])
     return not is_here or schemes_of(request, rules) == ("https",)
-
-
-def _only(request: web.Request, name: str) -> str | None:
-    values = request.headers.getall(name, [])
-    return values[0] if len(values) == 1 else None

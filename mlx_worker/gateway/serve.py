@@ -9,7 +9,6 @@ Owns the order of things. Leaves each part to its own file. Main thread, whose e
 """
 
 import asyncio
-import errno
 import logging
 import signal
 import ssl
@@ -17,8 +16,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-from aiohttp import web
 
 from mlx_worker.errors import ConfigError, WorkerError
 from mlx_worker.files import try_lock
@@ -29,14 +26,9 @@ from mlx_worker.gateway.keys import TRAFFIC
 from mlx_worker.gateway.registry import Registry
 from mlx_worker.gateway.settings import GatewaySettings, link_url
 from mlx_worker.gateway.store import Store
+from mlx_worker.http.bind import bind
 from mlx_worker.http.connection import allow_open_files
 from mlx_worker.wire.link import Close
-
-BIND_HINTS = {
-    errno.EADDRINUSE: "stop what listens there, perhaps another gateway, or choose another --port",
-    errno.EACCES: "choose a --port of 1024 or more",
-}
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # nobody can be called so; this reaches it here
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +103,9 @@ async def _serve(
         await store.set_display_name(settings.display_name)
         if n_left := await store.end_abandoned():
             log.warning("%d requests that a gateway left when it was killed are ended", n_left)
-        site, address = await _bind(runner, settings, context)
+        site, address = await bind(
+            runner, settings.host, settings.port, section="gateway", who="gateway", context=context
+        )
         bound = settings.model_copy(update={"port": runner.addresses[0][1]})
         await store.set_link_url(link_url(bound))
         is_told = _listen_to_signals(say, times)
@@ -137,24 +131,6 @@ async def _take(database: Path, stack: AsyncExitStack) -> None:
             hint="stop that, or name another file with --database",
         )
     stack.callback(held.close)
-
-
-async def _bind(
-    runner: web.AppRunner, settings: GatewaySettings, context: ssl.SSLContext | None
-) -> tuple[web.TCPSite, str]:
-    """Raises ConfigError."""
-    site = web.TCPSite(runner, settings.host, settings.port, ssl_context=context)
-    try:
-        await site.start()
-    except OSError as error:
-        raise ConfigError(
-            f"gateway: {settings.host}:{settings.port} can't be used: {error.strerror}",
-            hint=BIND_HINTS.get(error.errno or 0, "give an address of this machine as --host"),
-        ) from None
-    found: str = runner.addresses[0][0]
-    host, port = EVERYWHERE.get(found, found), runner.addresses[0][1]
-    name = f"[{host}]" if ":" in host else host
-    return site, f"{'https' if context else 'http'}://{name}:{port}/"
 
 
 def _listen_to_signals(say: Callable[[str], None], times: ServeTimes) -> asyncio.Event:

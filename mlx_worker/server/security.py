@@ -23,14 +23,16 @@ from hashlib import sha256
 from aiohttp import web
 
 from mlx_worker.config import ServerSection
-from mlx_worker.errors import ConfigError, shown
+from mlx_worker.errors import ConfigError
 from mlx_worker.http.checks import (
-    READS,
-    canonical,
+    Names,
+    check_name,
+    is_foreign,
     is_loopback,
-    local_authority,
+    listed_names,
+    only_header,
+    own_names,
     own_origin,
-    parse_authority,
 )
 from mlx_worker.http.replies import Refusal
 from mlx_worker.records import LOCAL
@@ -40,22 +42,17 @@ ALLOWED_METHODS = "GET, HEAD, POST, PATCH, DELETE"
 ALLOWED_HEADERS = ("Authorization", "Content-Type", "User-Agent", "X-Request-Id")
 EXPOSED_HEADERS = "X-Request-Id, Retry-After, Server-Timing"
 
-_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _CLIENT_HEADER = re.compile(r"x-stainless-[a-z-]+")
 
 
 @dataclass(frozen=True)
-class Rules:
+class Rules(Names):
     """The settings, ready to be compared with.
 
-    names      a request may use these with the port it came in on, or without a port
-    listed     (name, port) it may use as well; port None: any
     key_digest  SHA-256 of the key; None: no key is needed
     scope      Call.scope of everyone who is let in
     """
 
-    names: frozenset[str]
-    listed: frozenset[tuple[str, int | None]]
     origins: frozenset[str]
     key_digest: bytes | None
     scope: str
@@ -70,24 +67,12 @@ def make_rules(settings: ServerSection) -> Rules:
             hint="set MLX_WORKER_SERVER__API_KEY, or listen on 127.0.0.1",
         )
     return Rules(
-        names=_LOOPBACK_NAMES | _own_name(settings.host),
-        listed=frozenset(_listed(host) for host in settings.allowed_hosts),
+        names=own_names(settings.host),
+        listed=listed_names(settings.allowed_hosts),
         origins=frozenset(settings.allowed_origins),
         key_digest=sha256(key).digest() if key else None,
         scope=sha256(b"scope of " + key).hexdigest()[:32] if key else LOCAL,
     )
-
-
-def _own_name(host: str) -> frozenset[str]:
-    """The bound name; a wildcard address is none (browsers take 0.0.0.0 for this machine)."""
-    name = canonical(host)
-    return frozenset() if name in ("0.0.0.0", "::") else frozenset({name})
-
-
-def _listed(host: str) -> tuple[str, int | None]:
-    authority = parse_authority(host)
-    assert authority, "config.py let it through"
-    return authority
 
 
 # --- the checks: each returns, or raises Refusal ----------------------------------------------
@@ -95,38 +80,16 @@ def _listed(host: str) -> tuple[str, int | None]:
 
 def check_host(request: web.Request, rules: Rules) -> None:
     """Host is there once, and names us."""
-    hosts = request.headers.getall("Host", [])
-    authority = parse_authority(hosts[0]) if len(hosts) == 1 else None
-    if authority is None:
-        raise Refusal(400, "bad_host", "Host must be there once, as name or name:port")
-    if not is_ours(authority, local_authority(request), rules):
-        hint = "open it as localhost or by its address, or list the name in server.allowed_hosts"
-        name = shown(hosts[0])
-        raise Refusal(
-            421, "wrong_host", f"this worker does not go by the name {name}. hint: {hint}"
-        )
-
-
-def is_ours(authority: tuple[str, int | None], local: tuple[str, int] | None, rules: Rules) -> bool:
-    """Whether a Host names us; equality throughout, so that no prefix or suffix gets by."""
-    name, port = authority
-    if authority in rules.listed or (name, None) in rules.listed:
-        return True
-    address, local_port = local or (None, None)
-    return (name in rules.names or name == address) and port in (None, local_port)
+    host = only_header(request, "Host")
+    check_name(request, host, rules, who="worker", setting="server.allowed_hosts")
 
 
 def check_origin(request: web.Request, rules: Rules) -> None:
     """A script's page is our own or listed; who sends neither header is no browser's script."""
-    origins = request.headers.getall("Origin", [])
-    sites = request.headers.getall("Sec-Fetch-Site", [])
-    if len(origins) > 1 or len(sites) > 1:
-        raise _foreign()
-    if is_listed(request, rules):
+    is_one_site = len(request.headers.getall("Sec-Fetch-Site", [])) <= 1
+    if is_listed(request, rules) and is_one_site:
         return
-    if origins and origins[0] != own_origin(request):
-        raise _foreign()
-    if request.method not in READS and sites and sites[0] not in ("same-origin", "none"):
+    if is_foreign(request, lambda: {own_origin(request)}):
         raise _foreign()
 
 

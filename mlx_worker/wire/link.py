@@ -29,12 +29,13 @@ from pydantic import (
     ValidationError,
 )
 
+from mlx_worker.config import LINK_PATH
 from mlx_worker.errors import LinkLost, shown
 from mlx_worker.records import MAX_REVISION, Settings, State, Status
 from mlx_worker.wire.sse import json_bytes
 
 PROTOCOL = 1
-PATH = "/ws/worker"
+PATH = LINK_PATH
 MAX_FRAME = 16 * 1024**2  # bytes, either way
 PING_S = 15.0  # between two of our own pings; a proxy may answer the WebSocket's for a dead peer
 SILENCE_S = 45.0  # without a frame, after which a peer is dead

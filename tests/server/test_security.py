@@ -8,14 +8,13 @@ from multidict import CIMultiDict
 
 from mlx_worker.config import ServerSection
 from mlx_worker.errors import ConfigError
-from mlx_worker.http.checks import check_content_type, parse_authority
+from mlx_worker.http.checks import check_content_type, is_ours, parse_authority
 from mlx_worker.http.replies import Refusal
 from mlx_worker.server.security import (
     Rules,
     check_host,
     check_key,
     check_origin,
-    is_ours,
     make_rules,
 )
 from tests.server.local import BEARER, JSON, KEY, KEYED, PAGE, lines, serving
