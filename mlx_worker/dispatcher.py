@@ -15,6 +15,7 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
+from mlx_worker.activity import Activity
 from mlx_worker.calls import check_form, has_form, opening_of, request_of, token_names
 from mlx_worker.config import Config, ModelEntry
 from mlx_worker.engine import memory
@@ -33,6 +34,7 @@ from mlx_worker.policies import Kept, Policies
 from mlx_worker.power import Power
 from mlx_worker.records import (
     Call,
+    Disturbance,
     Done,
     Health,
     Platform,
@@ -59,7 +61,8 @@ class Dispatcher:
     """Answers calls with the models of a roster. A records.Engine.
 
     policies, kept  the file of the settings, and what it said
-    power    what the machine last said of it; whoever reads it puts it here
+    power    what the machine last said of it
+    activity told while calls run or wait, so that the machine doesn't slow them
     changed  which models there are now, if not those that there were; blocking; raises ConfigError
 
     Next: keep `watch` running, and `drain` it before its thread is closed.
@@ -73,8 +76,10 @@ class Dispatcher:
         policies: Policies,
         kept: Kept,
         changed: Callable[[], Mapping[str, ModelEntry] | None] = lambda: None,
+        activity: Activity | None = None,
     ) -> None:
         self.power = Power()
+        self._activity = activity or Activity()
         self._thread = thread
         self._roster = roster
         self._config = config
@@ -99,6 +104,7 @@ class Dispatcher:
         self._admit()  # others may have come meanwhile
         submitted = perf_counter()
         is_running = False
+        self._activity.begin()
         self._n_waiting += 1
         self._calls[id] += 1
         self._is_idle.clear()
@@ -124,6 +130,7 @@ class Dispatcher:
                 self._n_running -= 1
             else:
                 self._n_waiting -= 1
+            self._activity.end()
             if not self._n_waiting + self._n_running:
                 self._is_idle.set()
 
@@ -155,6 +162,13 @@ class Dispatcher:
             "platform": asdict(self._platform),
             "models": [self._model(entry) for entry in self._roster.entries.values()],
         }
+
+    def hear_machine(self, power: Power, disturbances: Sequence[Disturbance]) -> None:
+        """How the machine is now, and what happened to it, so that no timing of it is believed."""
+        self.power = power
+        for disturbance in disturbances:
+            logger.info("the machine: %s, now %s", disturbance.reason, asdict(power))
+            self._roster.disturb(disturbance)
 
     def settings(self) -> Settings:
         return self._kept.settings
@@ -209,6 +223,7 @@ class Dispatcher:
         return {
             "id": entry.served.id,
             "is_loaded": entry.served.is_loaded,
+            "load_problem": entry.problem,
             **entry.facts,
             "speculation": shown and status_text(shown, self._platform.display_name),
             "measured": shown and asdict(shown),

@@ -2,7 +2,7 @@
 
 Owns what lives exactly as long as the model is loaded, so that a fresh load measures afresh. Leaves
 one reply to engine/session.py, decisions to control/, and the thread to its owner: everything runs
-on the engine thread, but for `status`, `flush` and `close`, which any thread may call.
+on the engine thread, but for `status`, `disturb`, `flush` and `close`, which any thread may call.
 """
 
 import gc
@@ -24,6 +24,7 @@ from mlx_worker.errors import InvalidParameter
 from mlx_worker.records import (
     LOCAL,
     MAX_DEPTH,
+    Disturbance,
     Event,
     GenerationRequest,
     Pacer,
@@ -76,6 +77,11 @@ class Decider:
         if self._controller is None:
             return Status("automatic", why=WHY_AUTOMATIC)
         return self._controller.status
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        """What decodes now says nothing of the draft. Any thread."""
+        if self._controller is not None:
+            self._controller.disturb(disturbance)
 
     def flush(self) -> None:
         """Write the log. Not on the engine thread."""

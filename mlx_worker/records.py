@@ -439,6 +439,18 @@ class Round:
         return self.drafted - self.forced, max(0, kept - self.forced)
 
 
+@dataclass(frozen=True)
+class Disturbance:
+    """Something that makes what is timed around it worthless, as whoever saw it says.
+
+    reason  in a word or two: power source, thermal state, low power mode, sleep
+    lasts   the machine stays so: what was timed before may not hold from now on
+    """
+
+    reason: str
+    lasts: bool
+
+
 State = Literal[
     "none", "needs_update", "platform_off", "settings_off", "paused", "starting",
     "automatic", "measuring", "off", "on",

@@ -3,13 +3,14 @@
 Owns loading and letting go, and the least stay that keeps two models from driving each other out
 for ever. Leaves answering to loaded_model.py, what memory there is to engine/memory.py, and which
 models there are to serving.py. Engine thread only, but for `entries` and `loading`, which any
-thread may read, and `known`, `refresh` and `drop`.
+thread may read, and `known`, `refresh`, `drop` and `disturb`.
 """
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from time import perf_counter
@@ -17,10 +18,10 @@ from typing import Any
 
 from mlx_worker.config import ModelEntry
 from mlx_worker.engine import memory
-from mlx_worker.errors import ModelTooLarge, NotEnoughMemory, Overloaded, UnknownModel
+from mlx_worker.errors import ModelError, ModelTooLarge, NotEnoughMemory, Overloaded, UnknownModel
 from mlx_worker.loaded_model import LoadedModel, collect
 from mlx_worker.models import catalogue
-from mlx_worker.records import ServedModel, Status
+from mlx_worker.records import Disturbance, ServedModel, Status
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +33,14 @@ class Entry:
     model   as it is configured; served  what clients may ask for
     facts   of the last load, as of its last reply; empty before the first
     status  of its draft; None: not loaded
+    problem why it couldn't be loaded when it was last wanted; None: it could, or never was
     """
 
     model: ModelEntry
     served: ServedModel
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     status: Status | None = None
+    problem: str | None = None
 
 
 @dataclass
@@ -151,9 +154,10 @@ class Roster:
         if id in self._places and self._places[id].entry != entry:
             self.let_go(id)
         if id not in self._places:
-            self._make_room(id, entry)
-            began = perf_counter()
-            self._places[id] = self._loaded(id, entry)
+            with self._remembered(id):
+                self._make_room(id, entry)
+                began = perf_counter()
+                self._places[id] = self._loaded(id, entry)
             if not is_asked_for:
                 self._places[id].loaded_s = -math.inf
             took_ms = (perf_counter() - began) * 1000
@@ -168,7 +172,8 @@ class Roster:
         model = self._places[id].model
         facts = model.facts()
         served = {"context_tokens": facts["context_limit"], "draft": facts["draft"]}
-        self._change(id, {**served, "is_loaded": True}, facts=facts, status=model.status)
+        served["is_loaded"] = True
+        self._change(id, served, facts=facts, status=model.status, problem=None)
 
     def let_go(self, id: str) -> None:
         """Free a model's memory, and its draft's and prefix cache's with it."""
@@ -184,6 +189,11 @@ class Roster:
         for place in list(self._places.values()):
             place.model.decider.flush()
 
+    def disturb(self, disturbance: Disturbance) -> None:
+        """Something happened to the machine: what decodes now says nothing. Any thread."""
+        for place in list(self._places.values()):
+            place.model.decider.disturb(disturbance)
+
     def close(self) -> None:
         for id in list(self._places):
             self.let_go(id)
@@ -195,6 +205,15 @@ class Roster:
                 entry = self.entries[id]
                 changed = replace(entry, served=replace(entry.served, **served), **changes)
                 self.entries = {**self.entries, id: changed}
+
+    @contextmanager
+    def _remembered(self, id: str) -> Iterator[None]:
+        """What loading it fails for can be seen as long as it isn't loaded."""
+        try:
+            yield
+        except ModelError as error:
+            self._change(id, {}, problem=str(error))
+            raise
 
     def _loaded(self, id: str, entry: ModelEntry) -> Place:
         self.loading = id

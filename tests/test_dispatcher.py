@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from mlx_worker import policies
+from mlx_worker.activity import Activity
 from mlx_worker.config import Config, LimitsSection as Limits, ModelEntry
 from mlx_worker.dispatcher import Dispatcher
 from mlx_worker.engine.prefix import PrefixCache
@@ -30,12 +31,25 @@ from mlx_worker.errors import (
 )
 from mlx_worker.loaded_model import Decider, LoadedModel
 from mlx_worker.policies import Kept, Policies
-from mlx_worker.records import Call, Done, Platform, Progress, ReplyEvent, Settings, Started, Text
+from mlx_worker.power import Power
+from mlx_worker.records import (
+    Call,
+    Disturbance,
+    Done,
+    Event,
+    Platform,
+    Progress,
+    ReplyEvent,
+    Settings,
+    Started,
+    Text,
+)
 from mlx_worker.roster import Roster
 from tests.tiny import tiny_pair
 
 CALL = Call("1", prompt=tuple(range(40, 60)), max_tokens=24)
 
+HELD_AT = 10
 LIMITS, SETTINGS = Limits(), Settings()
 
 
@@ -55,6 +69,23 @@ def tiny_model() -> LoadedModel:
     return LoadedModel(pair, PrefixCache(), Decider(depth=2))
 
 
+class Held(LoadedModel):
+    """Its replies wait in the middle, after HELD_AT texts, until `gate` is set."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        tiny = tiny_model()
+        super().__init__(tiny.pair, tiny.prefixes, tiny.decider)
+        self._gate = gate
+
+    def events(self, *arguments: Any, **options: Any) -> Generator[Event, None, None]:
+        n_texts = 0
+        for event in super().events(*arguments, **options):
+            yield event
+            n_texts += isinstance(event, Text)
+            if n_texts == HELD_AT:
+                assert self._gate.wait(30)
+
+
 @pytest_asyncio.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Bench]]:
     """Builds dispatchers; their threads end with the test."""
@@ -65,13 +96,15 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Bench]]:
         limits: Limits = LIMITS,
         settings: Settings = SETTINGS,
         budget: int = 1 << 30,
+        activity: Activity | None = None,
+        model: Callable[[], LoadedModel] = tiny_model,
     ) -> Bench:
         gate = threading.Event()
         gate.set()
 
         def loaded(_: ModelEntry) -> LoadedModel:
             assert gate.wait(30)
-            return tiny_model()
+            return model()
 
         thread = EngineThread()
         roster = Roster(
@@ -80,7 +113,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Bench]]:
         offered: list[dict[str, ModelEntry]] = []
         dispatcher = Dispatcher(
             thread, roster, Config(limits=limits), policies, Kept(settings),
-            changed=lambda: offered.pop(0) if offered else None,
+            changed=lambda: offered.pop(0) if offered else None, activity=activity,
         )  # fmt: skip
         made.append(Bench(thread, dispatcher, gate, roster, offered))
         return made[-1]
@@ -573,3 +606,91 @@ async def test_models_are_loaded_before_they_are_asked_for(make: Callable[..., B
     await bench.dispatcher.refresh_models()
     await bench.dispatcher.preload(["new"])
     assert listed(bench) == {"tiny": False, "new": True}
+
+
+# --- the machine ------------------------------------------------------------------------------
+
+
+class Nap:
+    """A machine that is told of one activity at a time, and bears no misuse."""
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self.n_told = 0
+        self._thread = threading.get_ident()
+
+    def begin(self, reason: str) -> str:
+        assert not self.is_told
+        assert threading.get_ident() == self._thread
+        self.is_told, self.n_told = True, self.n_told + 1
+        return reason
+
+    def end(self, token: str) -> None:
+        assert self.is_told
+        assert threading.get_ident() == self._thread
+        self.is_told = False
+
+
+@pytest.mark.parametrize("ending", ["answered", "refused", "cancelled", "left", "drained"])
+async def test_the_machine_is_told_that_a_call_is_here_until_it_ends(
+    make: Callable[..., Bench], ending: str
+):
+    """However it ends."""
+    nap = Nap()
+    bench = make(activity=Activity(nap))
+    long = replace(CALL, max_tokens=40 if ending == "answered" else 4000)
+    if ending == "refused":
+        with pytest.raises(InvalidParameter):
+            await answered(bench.dispatcher, replace(CALL, sampling={"temperature": -1.0}))
+    elif ending in ("answered", "left"):
+        async with aclosing(bench.dispatcher.submit(long)) as events:
+            async for _ in events:
+                assert nap.is_told
+                if ending == "left":
+                    break
+    else:
+        bench.gate.clear()
+        call = asyncio.create_task(answered(bench.dispatcher, long))
+        while not nap.is_told:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if ending == "cancelled":
+            call.cancel()
+        else:
+            assert not await bench.dispatcher.drain(0.01)
+        bench.gate.set()
+        with pytest.raises((asyncio.CancelledError, ShuttingDown)):
+            await call
+    assert not nap.is_told
+    assert nap.n_told == 1
+
+
+async def test_calls_beside_each_other_are_told_once(make: Callable[..., Bench]):
+    """The last one ends it."""
+    nap = Nap()
+    dispatcher = make(activity=Activity(nap)).dispatcher
+    await asyncio.gather(*(answered(dispatcher, CALL) for _ in range(3)))
+    assert (nap.is_told, nap.n_told) == (False, 1)
+
+
+async def test_what_happens_to_the_machine_reaches_the_reply_that_is_written(
+    make: Callable[..., Bench],
+):
+    """It is measured no more; what the machine says is shown."""
+    heard = threading.Event()
+    bench = make(model=lambda: Held(heard))
+    call = replace(CALL, max_tokens=400, speculation="auto")
+    async with aclosing(bench.dispatcher.submit(call)) as events:
+        n_texts = 0
+        async for event in events:
+            n_texts += isinstance(event, ReplyEvent) and isinstance(event.event, Text)
+            if n_texts == HELD_AT:
+                break
+        power = Power(is_on_battery=True, is_low_power=True)
+        bench.dispatcher.hear_machine(power, [Disturbance("power source", lasts=True)])
+        heard.set()
+        async for _ in events:
+            pass
+    status = bench.dispatcher.status()
+    assert status["power"] == {"is_on_battery": True, "thermal": None, "is_low_power": True}
+    assert status["models"][0]["measured"]["state"] == "measuring"
+    assert status["models"][0]["measured"]["requests"] == 0

@@ -213,6 +213,17 @@ def test_a_model_beyond_the_budget_is_not_loaded(make: Make):
     assert loaded(roster) == []
 
 
+def test_why_a_model_could_not_be_loaded_is_remembered(make: Make):
+    """Until it could be: whoever looks later sees why it isn't there."""
+    roster = make(budget_bytes=SIZE - 1)
+    with pytest.raises(ModelTooLarge):
+        roster.take("a")
+    assert (roster.entries["a"].problem or "").startswith("a: its weights take")
+    roster.budget_bytes = SIZE
+    roster.take("a")
+    assert roster.entries["a"].problem is None
+
+
 def test_a_second_model_goes_where_both_do_not_fit(make: Make, clock: Clock):
     """Though so many would be allowed."""
     roster = make(most=2, budget_bytes=mx.get_active_memory() + int(1.2 * SIZE))

@@ -2,13 +2,14 @@
 
 Owns what is known of the model (`Memory`), which course a request takes, and when the verdict
 changes. Leaves the course itself to pacer.py, estimates to measure.py, the rules to decide.py and
-the words to status.py. No clock: times are arguments. One thread at a time; `status` is a frozen
-record that any may read.
+the words to status.py. No clock: times are arguments. One thread at a time; but `status` is a
+frozen record that any may read, and any may `disturb`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,7 +38,15 @@ from mlx_worker.control.pacer import (
     kind_of,
     pair_tokens,
 )
-from mlx_worker.records import MAX_DEPTH, Plan, Round, Status, Traffic, whole_percent
+from mlx_worker.records import (
+    MAX_DEPTH,
+    Disturbance,
+    Plan,
+    Round,
+    Status,
+    Traffic,
+    whole_percent,
+)
 
 MAX_PAIRS = 8  # pairs a request; more of one request would be one opinion asked twice
 PAIRED_REQUESTS = 8  # requests of a measurement in pairs; if that didn't decide, what is close is
@@ -114,6 +123,7 @@ class Memory:
     overrun       ps that their rounds took beyond what costs say
     haste         how soon they are to be timed again, an index of BRACKETS
     has_hope      the last re-try gained, if not enough
+    is_wasted     the last trial taught nothing, as the machine was disturbed
     n_unpaired    requests in a row that should have timed a pair and were too short for one
     whole_steps   bucket → ms of the plain steps of requests, for the next one's rounds
     """
@@ -140,6 +150,7 @@ class Memory:
     was_on: bool = False
     was_off: bool = False
     has_hope: bool = False
+    is_wasted: bool = False
     n_unpaired: int = 0
     whole_steps: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
 
@@ -205,6 +216,8 @@ class Controller:
         self._on_concluded = on_concluded
         self.memory = Memory(costs=Costs(curve=dict(curve or {})))
         self._active: list[RequestPacer] = []
+        self._disturbances: deque[Disturbance] = deque()  # not heard yet
+        self._changed: list[str] = []  # for good, since the last request began
         self._priced = Priced()
         self._variance = 0.0  # of the costs, in what follows
         self._policy: Evidence | None = None
@@ -216,8 +229,13 @@ class Controller:
     def begin(self, traffic: Traffic, now_s: float) -> RequestPacer:
         """The pacer of one request. Requests that overlap are served, but teach nothing."""
         memory = self.memory
+        self._hear_disturbances()
+        changed, self._changed = self._changed, []
+        if changed:
+            self._doubt()
         memory.n_requests += 1
         request = RequestPacer(self, traffic, self._course(traffic), now_s)
+        request.changed = changed
         self._active.append(request)
         if memory.n_requests == 1:
             self.refresh()
@@ -225,6 +243,30 @@ class Controller:
             for other in self._active:
                 other.disturb()
         return request
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        """Something happened to the machine, so what decodes now says nothing. Any thread."""
+        self._disturbances.append(disturbance)
+
+    def change(self, reasons: Sequence[str]) -> None:
+        """The machine isn't as it was, and stays so; heard before the next request begins."""
+        self._changed += [reason for reason in reasons if reason not in self._changed]
+
+    def _hear_disturbances(self) -> None:
+        """Between requests and at the end of each, on the thread that runs them."""
+        while self._disturbances:
+            disturbance = self._disturbances.popleft()
+            for request in self._active:
+                request.disturb(disturbance.reason)
+            if disturbance.lasts:
+                self.change([disturbance.reason])
+
+    def _doubt(self) -> None:
+        """What was timed may not hold any more: see soon, at no more than that usually costs."""
+        if self.memory.phase == "on":
+            self.memory.haste = len(BRACKETS) - 1
+        elif self.memory.phase == "off":
+            self.memory.retry_tokens = RETRY_TOKENS[0]
 
     def await_request(self, traffic: Traffic, now_s: float) -> AwaitedPacer:
         """For a session: begins the request at its first plan, so not if it never decodes."""
@@ -312,7 +354,7 @@ class Controller:
     def _measuring_course(self, bucket: int) -> Course:
         memory = self.memory
         n_samples = len(memory.samples)
-        if memory.ledger.is_spent and n_samples >= MIN_BIG_LOOKS:
+        if memory.ledger.is_spent and (n_samples >= MIN_BIG_LOOKS or memory.is_wasted):
             return Course(drafts_on=self.is_leaning and bool(memory.costs.pairs))
         is_known = memory.costs.is_sure and n_samples >= PAIRED_REQUESTS
         if is_known and not self._is_drawn(PAIRED_EVERY):
@@ -360,6 +402,7 @@ class Controller:
 
     def conclude(self, request: RequestPacer, now_s: float) -> None:
         """Take in what one request showed, and change the verdict where that is enough."""
+        self._hear_disturbances()
         self._active.remove(request)
         self._take_in(request, now_s)
         self.n_concluded += 1
@@ -376,9 +419,9 @@ class Controller:
         if request.mode != "on":
             memory.ledger.trial_loss += report.loss
         if request.is_disturbed:
-            if request.mode == "on" and request.course.times:
-                memory.time_costs_later()
+            self._take_in_disturbed(request, now_s)
             return
+        memory.is_wasted = False
         for step_ms in report.steps_ms:
             old = memory.step_ms.get(report.bucket, step_ms)
             memory.step_ms[report.bucket] = STEP_FADE * old + (1 - STEP_FADE) * step_ms
@@ -393,6 +436,24 @@ class Controller:
         }
         if request.mode == memory.phase:
             conclusion[memory.phase](request, report, now_s)
+
+    def _take_in_disturbed(self, request: RequestPacer, now_s: float) -> None:
+        """Its times teach nothing. What it would have told is asked again, but at a bounded price.
+
+        Else a machine that something disturbs in each request would be measured for ever.
+        """
+        memory = self.memory
+        memory.is_wasted = memory.is_wasted or request.course.times
+        if request.mode == "off" and request.course.times:
+            memory.plain_tokens = memory.plain_requests = 0
+            memory.retry_tokens = RETRY_TOKENS[0]
+        if request.mode != "on":
+            return
+        if request.course.times:
+            memory.time_costs_later()
+        fall, drop = self._save(request.report)
+        if memory.phase == "on" and not self.forced and fall > drop:
+            self._enter("measuring", now_s, words.WHY_SAVINGS)
 
     def _count_pairs(self, request: RequestPacer, report: Report) -> None:
         """Whether replies have become too short for pairs, or long enough again."""
@@ -430,7 +491,7 @@ class Controller:
         return math.expm1(self.weighed(RECENT).theta) >= 0.01
 
     def _conclude_on(self, request: RequestPacer, report: Report, now_s: float) -> None:
-        memory, sample, ledger = self.memory, report.sample, self.memory.ledger
+        memory, sample = self.memory, report.sample
         memory.n_unbracketed += 1
         memory.unbracketed += report.decode
         memory.overrun += report.overrun
@@ -443,17 +504,25 @@ class Controller:
             memory.haste = max(memory.haste, 1)
         if sample.total_rounds:
             memory.samples = [*memory.samples, sample][-RECENT:]
-        # By the costs that pairs showed: the plain step itself was last timed some time ago.
+        fall, drop = self._save(report)
+        if self.forced or not memory.samples:
+            return
+        if max(fall, overrun) > drop:
+            self._enter("measuring", now_s, words.WHY_SAVINGS)
+        elif self._is_doubtful():
+            self._enter("measuring", now_s, words.WHY_DOUBT)
+
+    def _save(self, report: Report) -> tuple[float, float]:
+        """Count what drafting gave; how far savings are below their peak, and may be.
+
+        By the costs that pairs showed: the plain step itself was last timed some time ago.
+        """
+        memory, sample, ledger = self.memory, report.sample, self.memory.ledger
         saved = sample.tokens - sample.cost(memory.costs.table(sample.bucket))
         drop = min(max(SAVINGS_SHARE * memory.reply_tokens, SAVINGS_DROP[0]), SAVINGS_DROP[1])
         ledger.saved += max(saved, -MAX_SAVINGS_LOSS * drop)
         ledger.peak = max(ledger.peak, ledger.saved)
-        if self.forced or not memory.samples:
-            return
-        if max(ledger.peak - ledger.saved, overrun) > drop:
-            self._enter("measuring", now_s, words.WHY_SAVINGS)
-        elif self._is_doubtful():
-            self._enter("measuring", now_s, words.WHY_DOUBT)
+        return ledger.peak - ledger.saved, drop
 
     def _is_doubtful(self) -> bool:
         """On: whether the gain is gone, from what the figure shows or from the last requests."""

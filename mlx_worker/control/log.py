@@ -16,7 +16,7 @@ from mlx_worker.control.pacer import RequestPacer, Stretch
 from mlx_worker.records import Plan, Round, Traffic
 
 PAIRS = ("pairs", "suspects", "waiting", "dismissed")
-FORMAT = 4  # of the lines; a replay refuses others
+FORMAT = 5  # of the lines; a replay refuses others
 
 Line = Mapping[str, Any]
 
@@ -44,6 +44,8 @@ def request_line(controller: Controller, request: RequestPacer) -> dict[str, Any
     """What one request did, round by round, its figures for a reader, and the status after it.
 
     left_early  its session had asked for a plan that nothing followed: the client was gone
+    changed     what of the machine had changed for good before it began; left out for nothing
+    disturbed_by  what happened to the machine while it decoded; left out for nothing
     gain        tokens a ps of its own drafted rounds − 1; None without a round or a known step
     """
     status = controller.status
@@ -57,6 +59,8 @@ def request_line(controller: Controller, request: RequestPacer) -> dict[str, Any
         "pairs": request.course.n_pairs,
         "whole": request.course.whole,
         "disturbed": request.is_disturbed,
+        **({"disturbed_by": list(request.disturbed_by)} if request.disturbed_by else {}),
+        **({"changed": list(request.changed)} if request.changed else {}),
         "stops": request.n_stops,
         "left_early": _left_early(request),
         **_figures(controller, request),
@@ -137,6 +141,7 @@ def replay(lines: Sequence[Line]) -> Iterator[dict[str, Any]]:
     begun: dict[int, RequestPacer] = {}
     for line in requests:
         for one in waiting.pop(controller.n_concluded, ()):
+            controller.change(one.get("changed", ()))
             begun[one["number"]] = controller.begin(Traffic(**one["traffic"]), one["begun_s"])
         request = begun.pop(line["number"], None)
         if request is None or request.number != line["number"]:
@@ -170,6 +175,8 @@ def _play(request: RequestPacer, line: Line) -> None:
         request.plan()
     if line["disturbed"]:
         request.disturb()
+    for reason in line.get("disturbed_by", ()):
+        request.disturb(reason)
     request.end()
 
 

@@ -196,6 +196,8 @@ class RequestPacer:
         self.level = RequestLevel(memory.levels.table(self.kind))
         self.stretches: list[Stretch] = []
         self.is_disturbed = False
+        self.disturbed_by: list[str] = []  # reasons, but for requests beside it
+        self.changed: Sequence[str] = ()  # what of the machine had changed for good before it
         self.is_over = False
         self.n_stops = 0
         self.begun_after = controller.n_concluded
@@ -218,9 +220,14 @@ class RequestPacer:
     def observe(self, round: Round) -> None:
         self._hear(round)
 
-    def disturb(self) -> None:
-        """Something else used the machine: served as planned, but nothing is learnt from it."""
+    def disturb(self, reason: str | None = None) -> None:
+        """The machine wasn't its own or as it was: served as planned, but nothing is learnt of it.
+
+        reason  what happened to the machine; None: another request used it
+        """
         self.is_disturbed = True
+        if reason is not None and reason not in self.disturbed_by:
+            self.disturbed_by.append(reason)
 
     def end(self) -> None:
         """The reply is over, however it ended. Safe to call twice."""
@@ -361,10 +368,11 @@ class RequestPacer:
             n = stretch.tokens
             tokens += n
             if stretch.purpose in ("trial", "draft"):
-                spent = stretch.billed_ms(step_ms, self.costs) / step_ms if step_ms else n
+                priced = math.fsum(self.costs[one.drafted] for one in stretch.rounds)
+                spent = stretch.billed_ms(step_ms, self.costs) / step_ms if step_ms else priced
                 decode += spent
                 loss += spent - n
-                overrun += spent - math.fsum(self.costs[one.drafted] for one in stretch.rounds)
+                overrun += spent - priced
                 drafted_tokens += n
             else:
                 decode += n

@@ -42,6 +42,7 @@ from mlx_worker.wire.link import (
 MOST_UNSENT_BYTES = 4 * MAX_FRAME
 MOST_UNSENT = 10_000  # frames
 LONG_CHARS = 1024**2
+POWER = {"is_on_battery", "thermal", "is_low_power"}  # of a status
 MOST_VALUES = 2_000_000  # of a frame: reading more would keep all others waiting for seconds
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Connected:
         self.platform = PlatformPart()
         self.queue = Queue()
         self.memory: Memory | None = None
-        self.power: dict[str, Any] | None = None  # is_on_battery, thermal
+        self.power: dict[str, Any] | None = None  # POWER
         self.since_s = time()
         self.given_s = 0.0  # perf_counter, of the last request
         self.has_reported = False
@@ -202,7 +203,7 @@ class Connected:
     def _take_status(self, status: StatusReport) -> None:
         self.has_reported = True
         self.queue, self.memory = status.queue, status.memory
-        self.power = status.model_dump(include={"is_on_battery", "thermal"})
+        self.power = status.model_dump(include=POWER)
         said = replace(
             self.report,
             settings=status.settings and status.settings.settings,

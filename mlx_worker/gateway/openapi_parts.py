@@ -146,7 +146,17 @@ SCHEMAS: dict[str, Schema] = {
         platform=record(speculative_decoding=MODE, display_name=TEXT),
         queue=maybe({"type": "object"}),
         memory=maybe({"type": "object"}),
-        power=maybe({"type": "object"}),
+        power=maybe(
+            record(
+                is_on_battery={"type": ["boolean", "null"]},
+                thermal={
+                    **maybe(TEXT),
+                    "description": "nominal, fair, serious or critical, from serious on slowed "
+                    "down by heat; older workers say throttled; null: it isn't said",
+                },
+                is_low_power={"type": ["boolean", "null"]},
+            )
+        ),
         models=listed(ref("Line")),
     ),
     "UsageRow": {

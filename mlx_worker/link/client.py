@@ -23,7 +23,6 @@ from mlx_worker import __version__
 from mlx_worker.config import GatewaySection
 from mlx_worker.errors import LinkLost, LinkRefused
 from mlx_worker.link.jobs import Jobs
-from mlx_worker.link.liveness import Sleep
 from mlx_worker.link.replies import Reply
 from mlx_worker.link.report import model_reports, settings_fields
 from mlx_worker.link.retry import (
@@ -36,6 +35,7 @@ from mlx_worker.link.retry import (
     of_status,
 )
 from mlx_worker.link.session import DRAINING, Ended, Session
+from mlx_worker.power import Sleep
 from mlx_worker.records import Engine
 from mlx_worker.wire.account import WorkerIdentity
 from mlx_worker.wire.link import (

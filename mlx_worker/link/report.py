@@ -82,6 +82,7 @@ def status_report(
         ),
         is_on_battery=power.get("is_on_battery"),
         thermal=power.get("thermal"),
+        is_low_power=power.get("is_low_power"),
     )
 
 

@@ -4,8 +4,9 @@ Owns how many are kept and what is known of each. Leaves sums and histograms to 
 loop.
 """
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,18 +34,22 @@ class RecentReply:
 class Recent:
     """The last KEPT replies, the oldest first."""
 
-    def __init__(self) -> None:
-        self._replies: deque[RecentReply] = deque(maxlen=KEPT)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._replies: deque[tuple[float, RecentReply]] = deque(maxlen=KEPT)
 
     def add(self, replies: Sequence[Done], queue_wait_ms: float) -> None:
         """Those of one request, the first first."""
         for n, reply in enumerate(replies):
             timing = reply.timing
             ttft_ms = queue_wait_ms + timing.ttft_ms if n == 0 else None
-            self._replies.append(
-                RecentReply(timing.drafted > 0, timing.acceptance, ttft_ms, timing.tokens_per_s)
-            )
+            kept = RecentReply(timing.drafted > 0, timing.acceptance, ttft_ms, timing.tokens_per_s)
+            self._replies.append((self._clock(), kept))
 
     def shown(self) -> list[dict[str, Any]]:
-        """As /status has them."""
-        return [asdict(reply) for reply in self._replies]
+        """As /status has them. ago_s: since it ended, by which an old speed isn't taken for now."""
+        now_s = self._clock()
+        return [
+            {**asdict(reply), "ago_s": round(now_s - ended_s, 1)}
+            for ended_s, reply in self._replies
+        ]

@@ -236,7 +236,8 @@ class StatusReport(Part):
     memory: Memory = Memory()
     queue: Queue = Queue()
     is_on_battery: bool | None = None
-    thermal: Name | None = None
+    thermal: Name | None = None  # nominal, fair, serious, critical; older workers: throttled
+    is_low_power: bool | None = None
 
 
 class Accepted(Part):

@@ -516,16 +516,19 @@ def test_400_requests_take_less_than_3_s_of_processor_time(name: str):
 
 
 @pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(4), marks=pytest.mark.long)], ids=len
+)
+@pytest.mark.parametrize(
     ("name", "verdict"),
     [("lookup_loses", "off"), ("lookup_gains", "on"), ("stalling", "on"), ("tiny_replies", "on")],
 )
-def test_a_figure_is_right_where_rounds_are_of_two_kinds(name: str, verdict: Verdict):
+def test_a_figure_is_right_where_rounds_are_of_two_kinds(name: str, verdict: Verdict, seeds: range):
     """Seldom dear ones are no hiccups; and replies too short for pairs are compared whole."""
     phases = read(SCENARIOS / f"{name}.json")
-    outcomes = [run(phases, 200, seed) for seed in range(4)]
+    outcomes = [run(phases, 200, seed) for seed in seeds]
     truth = outcomes[0].truth_policy if verdict == "on" else outcomes[0].truth
     figures = [outcome.figure for outcome in outcomes if outcome.figure is not None]
-    assert [outcome.verdict for outcome in outcomes] == [verdict] * 4
+    assert [outcome.verdict for outcome in outcomes] == [verdict] * len(seeds)
     assert fmean(figures) == pytest.approx(truth, abs=0.06)
 
 

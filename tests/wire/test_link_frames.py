@@ -63,6 +63,7 @@ OF_WORKER: list[Any] = [
     StatusReport(
         models=(MODEL,), settings=SettingsPart(run_requests_together=True),
         memory=Memory(active_bytes=1, budget_bytes=2), queue=Queue(running=1), thermal="nominal",
+        is_low_power=True,
     ),
     Accepted(id=ID),
     Rejected(id=ID, code="overloaded", message="é\ud7ff", retry_after_ms=5),

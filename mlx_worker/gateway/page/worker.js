@@ -12,6 +12,7 @@ import { enterSettings, showSettings } from "./settings.js";
 import { connectionOf } from "./workers.js";
 
 const N_RECENT = 60;
+const HOT = ["serious", "critical", "throttled"]; // the last one as older workers say it
 let current = null; // the id of the worker whose page is open
 
 export function startWorker() {
@@ -58,9 +59,10 @@ function showWorker(worker) {
 }
 
 /** As far as the machine says; null where it says nothing. */
-function powerOf({ is_on_battery: isOnBattery, thermal }) {
+function powerOf({ is_on_battery: isOnBattery, thermal, is_low_power: isLowPower }) {
   const source = isOnBattery === true ? "On battery" : isOnBattery === false ? "Mains" : null;
-  return [source, thermal === "throttled" ? "slowed down by heat" : null].filter(Boolean).join(", ") || null;
+  const heat = HOT.includes(thermal) ? "slowed down by heat" : null;
+  return [source, isLowPower ? "low power mode" : null, heat].filter(Boolean).join(", ") || null;
 }
 
 function factsOf(worker) {

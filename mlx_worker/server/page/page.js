@@ -40,7 +40,7 @@ function showStatus(status) {
   const models = status.models ?? [];
   lastSeen = new Date();
   setState(status.state ?? "ready", status.why);
-  setText(byId("facts"), `Version ${status.version} · up ${span(status.uptime_s)}`);
+  setText(byId("facts"), `Version ${status.version} · up ${span(status.uptime_s)}${slowness(status.power)}`);
   showModels(models);
   showFigures(status);
   offerModels(models);
@@ -52,6 +52,12 @@ function showStatus(status) {
     loadLibrary();
   }
   hasAnswered = true;
+}
+
+/** What slows this machine down, as far as it says. */
+function slowness(power) {
+  const isHot = ["serious", "critical"].includes(power?.thermal);
+  return `${power?.is_low_power ? " · low power mode" : ""}${isHot ? " · slowed down by heat" : ""}`;
 }
 
 /** How the link to the gateway is, in a few words; nothing where there is no gateway. */
