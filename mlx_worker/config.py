@@ -9,6 +9,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -26,6 +27,7 @@ from pydantic import (
 )
 
 from mlx_worker.errors import ConfigError, shown
+from mlx_worker.files import expanded
 from mlx_worker.records import MAX_DEPTH, Acceptance, Speculation
 
 ENV_PREFIX = "MLX_WORKER_"
@@ -45,6 +47,8 @@ _KEY = re.compile(rf"[!-~]{{{MIN_KEY_CHARS},}}")
 _WORKER_KEY = re.compile(r"mww_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _GATEWAY = re.compile(rf"(wss?)://({_HOST}){_PORT}(/[!-~]*)?")
 LINK_PATH = "/ws/worker"
+OLD_MODEL = "model"  # the section of 0.1.0 in the place of the list
+RETIRED = frozenset({"prefill_chunk_tokens"})
 MAX_PORT = 65535
 
 
@@ -284,8 +288,18 @@ class Config(Section):
 
 
 def home() -> Path:
-    """The worker's folder: MLX_WORKER_HOME, else ~/.mlx-worker. It may not exist yet."""
-    return Path(os.environ.get(ENV_HOME) or "~/.mlx-worker").expanduser()
+    """The worker's folder: MLX_WORKER_HOME, else ~/.mlx-worker. It may not exist yet.
+
+    Raises ConfigError: it is under a user that isn't known.
+    """
+    named = os.environ.get(ENV_HOME)
+    folder = expanded(named or "~/.mlx-worker")
+    if str(folder).startswith("~"):
+        what = f"{ENV_HOME}: {shown(named)}" if named else str(folder)
+        raise ConfigError(
+            f"{what}: there is no such user here", hint=f"set {ENV_HOME} to a whole path"
+        )
+    return folder
 
 
 def memory_bytes(gigabytes: float | None) -> int:
@@ -326,7 +340,8 @@ def load(path: Path | str | None = None, environ: Mapping[str, str] | None = Non
     """
     file = Path(path) if path is not None else home() / CONFIG_FILE
     must_exist = path is not None
-    text = read_text(file) if must_exist or file.exists() else ""
+    is_wanted = must_exist or is_there(file) or file.is_symlink()  # whose file isn't there now
+    text = read_text(file) if is_wanted else ""
     values, lines = parse(text, file)
     origins = {key: f"{file}, line {line}" for key, line in lines.items()}
     for name, value in sorted((os.environ if environ is None else environ).items()):
@@ -335,7 +350,38 @@ def load(path: Path | str | None = None, environ: Mapping[str, str] | None = Non
             origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.")}
             origins[key] = name
             _put(values, key, value)
-    return check(values, origins)
+    return check(*renewed(values, origins))
+
+
+def renewed(
+    values: dict[str, Any], origins: Mapping[str, str]
+) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """What an earlier version wrote, in today's keys. Leaves `values` as they are.
+
+    Of 0.1.0: `model`, a section, is the first of `models`; generation.prefill_chunk_tokens, which
+    nothing reads any more, is left out.
+    """
+    values = dict(values)
+    generation = values.get("generation")
+    if isinstance(generation, dict):
+        items = cast("dict[str, Any]", generation).items()
+        values["generation"] = {key: one for key, one in items if key not in RETIRED}
+    if OLD_MODEL not in values or values.get("models"):
+        return values, origins
+    section = values.pop(OLD_MODEL)
+    if not isinstance(section, dict):
+        return {**values, OLD_MODEL: section}, origins
+    model = cast("dict[str, Any]", section)
+    others: list[Any] = model.get("others") or []
+    model = {key: one for key, one in model.items() if key != "others"}
+    first = [] if model.get("id") is None else [model]
+    values["models"] = [*first, *others]
+    moved = {
+        f"models.0{key.removeprefix(OLD_MODEL)}": where
+        for key, where in origins.items()
+        if f"{key}.".startswith(f"{OLD_MODEL}.")
+    }
+    return values, {**origins, **moved}
 
 
 def override(config: Config, flags: Mapping[str, object]) -> Config:
@@ -376,6 +422,24 @@ def check(values: dict[str, Any], origins: Mapping[str, str]) -> Config:
         raise ConfigError(f"{origin}{key}: {value}{limit}") from None
     _check_models(config, origins)
     return config
+
+
+def known(values: dict[str, Any]) -> dict[str, Any]:
+    """Without the keys that this version doesn't know. Leaves `values` as they are."""
+    try:
+        Config.model_validate(values)
+    except ValidationError as invalid:
+        values = deepcopy(values)
+        for error in invalid.errors(include_url=False):
+            if error["type"] == "extra_forbidden":
+                _remove(values, error["loc"])
+    return values
+
+
+def _remove(values: Any, place: tuple[int | str, ...]) -> None:
+    for part in place[:-1]:
+        values = values[part]
+    del values[place[-1]]
 
 
 def _keys_below(key: str) -> str:
@@ -428,6 +492,14 @@ def nearest(unknown: str) -> str:
     return max(candidates, key=likeness)
 
 
+def is_there(file: Path) -> bool:
+    """Also one in a folder that may not be looked into: reading it says so then."""
+    try:
+        return file.exists()
+    except OSError:
+        return True
+
+
 def read_text(file: Path) -> str:
     """What is in the file, line ends as they are. Raises ConfigError."""
     try:
@@ -458,6 +530,8 @@ def parse(text: str, file: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise ConfigError(f"{file}{line}: {broken.problem or broken.context}") from None
     except yaml.YAMLError as broken:
         raise ConfigError(f"{file}: {broken}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deeply") from None
     # A section that is written without any key under it ("server:") is an empty section.
     empty: dict[str, Any] = {"models": []}
     return {

@@ -14,16 +14,20 @@ import yaml
 
 from mlx_worker.config import (
     CONFIG_FILE,
+    OLD_MODEL,
     SECRET_KEYS,
     Config,
     Loader,
     check,
     entry_keys,
+    is_there,
+    known,
     known_keys,
     nearest,
     parse,
     parse_yaml,
     read_text,
+    renewed,
 )
 from mlx_worker.errors import ConfigError, shown
 from mlx_worker.files import write_whole
@@ -68,7 +72,7 @@ def set(file: Path, key: str, text: str) -> None:
 def unset(file: Path, key: str) -> None:
     """Take a key out, so that its default counts. Raises ConfigError."""
     keys = keys_of(key)
-    if file.exists():
+    if is_there(file):
         _change(file, key, keys, UNSET)
 
 
@@ -92,9 +96,15 @@ def keys_of(key: str) -> Keys:
 
 
 def _change(file: Path, key: str, keys: Keys, value: object) -> None:
-    old = read_text(file) if file.exists() else ""
-    wanted = _with(parse(old, file)[0], keys, value)
-    check(wanted, {})
+    old = read_text(file) if is_there(file) else ""
+    values = parse(old, file)[0]
+    if OLD_MODEL in values and keys[0] == MODELS:
+        raise ConfigError(
+            f"{file}: has {OLD_MODEL}, of an older version",
+            hint="write it as an entry of models first, as in models: [{id: NAME}]",
+        )
+    wanted = _with(values, keys, value)
+    check(known(renewed(wanted, {})[0]), {})  # keys of a later version are kept, not judged
     try:
         new = _edited(old, keys, value, wanted)
     except (ByHand, ConfigError):
@@ -102,7 +112,7 @@ def _change(file: Path, key: str, keys: Keys, value: object) -> None:
             f"{file}: {key} can't be changed without changing more, as the file is written",
             hint="change it by hand",
         ) from None
-    if new == old and file.exists():
+    if new == old and is_there(file):
         return
     try:
         write_whole(file, new)

@@ -37,6 +37,8 @@ Class                              code                     status  retry
   Overloaded                       overloaded               503     yes   after retry_after_s
   ShuttingDown                       shutting_down            503     yes
   TimedOut                         timed_out                504     yes   the limit of one call
+  ServiceError                     service_failed           500     no    the supervisor's word
+  UpdateFailed                     update_failed            500     no    with the way back
   LinkError                        link_error               502     yes
     LinkLost                       link_lost                502     yes   after the next delay
     LinkRefused                    link_refused             502     no    token or version
@@ -469,6 +471,18 @@ class TimedOut(WorkerError):
             hint="ask for fewer tokens, or raise limits.call_s",
         )
         self.limit_s = limit_s
+
+
+class ServiceError(WorkerError):
+    """The supervisor of this user's services did not do what it was told."""
+
+    code = "service_failed"
+
+
+class UpdateFailed(WorkerError):
+    """A newer version could not be installed, or doesn't start."""
+
+    code = "update_failed"
 
 
 class LinkError(WorkerError):

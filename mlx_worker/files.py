@@ -3,8 +3,10 @@
 Leaves what is in them to whoever owns the file. Blocking; any thread.
 """
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,7 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
     draft = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        target = path.resolve()  # a link is kept, and the file that it names replaced
+        target = _target(path)
         number, draft = mkstemp(".new", target.stem, target.parent)  # nobody else's
         with open(number, "w", encoding="utf-8") as file:
             file.write(text)
@@ -33,6 +35,36 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
     finally:
         if draft is not None:
             Path(draft).unlink(missing_ok=True)
+
+
+def _target(path: Path) -> Path:
+    """What is replaced: a link is kept, and the file that it names replaced. Raises OSError."""
+    try:
+        return path.resolve()
+    except RuntimeError:  # before Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+
+
+def expanded(path: str | Path) -> Path:
+    """With ~ and ~name as the folders that they mean; as it is where no such user is known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """A file's content, without waiting: of what is no file, or too long for one, there is none.
+
+    Raises OSError.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
 
 
 @contextmanager

@@ -112,10 +112,9 @@ def gateway(
 
 def serve(settings: "GatewaySettings") -> int:
     from mlx_worker import logs
-    from mlx_worker.config import home
     from mlx_worker.gateway import serve as serving
 
-    folder = home() / logs.FOLDER
+    folder = logs.default_folder()
     try:
         written = logs.written_to(folder, names=logs.OF_GATEWAY)
         written.__enter__()

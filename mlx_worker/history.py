@@ -22,8 +22,8 @@ from mlx_worker.tables import DASH, number, percent, span
 
 NOTHING = (
     "nothing measured yet\n"
-    "  Replies measure as they are written, where the model has a draft and speculation\n"
-    "  is auto. `mlx-worker bench` compares at once."
+    "  Replies measure as they are written, where the model has a draft and\n"
+    "  speculation is auto. `mlx-worker bench` compares at once."
 )
 COLUMNS = (  # name, width, justify; with a space between they fill MIN_WIDTH
     ("when", 11, "left"),

@@ -6,19 +6,26 @@ never log a prompt, a reply or a key.
     worker.log   what the worker did: {"at", "level", "from", "text", "error"}
     access.log   one line a request, as http/front.py writes it
 
+On a Mac they are in ~/Library/Logs/mlx-worker, where Console.app shows them, unless MLX_WORKER_HOME
+names a folder: then, and elsewhere, in logs/ of the worker's folder.
+
 A gateway on the same machine has files of its own, gateway.log and gateway-access.log: two
 processes that rotate one file would lose lines.
 """
 
 import json
 import logging
+import os
 import queue
+import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
+
+from mlx_worker.config import ENV_HOME, home
 
 ACCESS = "mlx_worker.access"  # the logger of the access log
 # Ours, and those whose warnings would else fill a pipe that nobody reads, which stops the process.
@@ -28,6 +35,13 @@ OF_WORKER = ("worker.log", "access.log")
 OF_GATEWAY = ("gateway.log", "gateway-access.log")
 MAX_BYTES = 5_000_000  # of a file, before a new one begins
 OLD_FILES = 4
+
+
+def default_folder(system: str = sys.platform) -> Path:
+    """Of this user's worker. It may not exist yet."""
+    if system == "darwin" and not os.environ.get(ENV_HOME):
+        return Path("~/Library/Logs/mlx-worker").expanduser()
+    return home() / FOLDER
 
 
 class JsonLines(logging.Formatter):
@@ -53,6 +67,39 @@ class Hand(QueueHandler):
             record.exc_info = None
         record.msg, record.args = record.getMessage(), None
         return record
+
+
+class LogFile(RotatingFileHandler):
+    """A disk that takes no more is said once, on standard error, and stops nothing."""
+
+    is_failing = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._has_failed = False
+        super().emit(record)
+        self.is_failing = self._has_failed
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._has_failed = True
+        if not self.is_failing:
+            with suppress(OSError):  # that may be a file on the same disk
+                print(f"{self.baseFilename}: can't be written: {error.strerror}", file=sys.stderr)
+        self._let_go()
+
+    def close(self) -> None:
+        self._let_go()
+        super().close()
+
+    def _let_go(self) -> None:
+        """Of the file, and of what it didn't take, which would else be tried at each line."""
+        stream, self.stream = self.stream, None  # pyright: ignore[reportAttributeAccessIssue]
+        if stream:
+            with suppress(OSError):
+                stream.close()
 
 
 @contextmanager
@@ -83,8 +130,10 @@ def written_to(
             handler.close()
 
 
-def _file(path: Path) -> RotatingFileHandler:
+def _file(path: Path) -> LogFile:
     path.touch(mode=0o600, exist_ok=True)
-    handler = RotatingFileHandler(path, maxBytes=MAX_BYTES, backupCount=OLD_FILES, encoding="utf-8")
+    handler = LogFile(
+        path, maxBytes=MAX_BYTES, backupCount=OLD_FILES, encoding="utf-8", errors="backslashreplace"
+    )  # not every folder's name is UTF-8
     handler.setFormatter(JsonLines())
     return handler

@@ -14,10 +14,15 @@ from mlx_worker.terminal import load_config, talk, words
 
 WORKER_ANSWERS_S = 1.0  # to `models`, if one runs
 
+SHORT = {  # where the first sentence is too long for the list of commands
+    "models": "Show the models that were pulled, and their drafts.",
+    "remove": "Delete a pulled model, and a draft that no other uses.",
+}
+
 
 def add_to(app: typer.Typer) -> None:
     for command in (models, pull, remove):
-        app.command()(command)
+        app.command(short_help=SHORT.get(command.__name__))(command)
     app.command("quantize-draft")(quantize_draft)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mlx_worker.config import Config, ModelEntry, override
 from mlx_worker.errors import ConfigError
+from mlx_worker.files import expanded
 from mlx_worker.models import catalogue
 from mlx_worker.models.locate import DEMO, is_local
 from mlx_worker.models.store import Store
@@ -21,7 +22,7 @@ def name_of(id: str) -> str:
     """What clients call a model: a folder by its last part, others by their one id."""
     if not is_local(id):
         return catalogue.canonical(id)
-    path = Path(id).expanduser()
+    path = expanded(id)
     return Path(os.path.abspath(path)).name if path.is_dir() else id
 
 
@@ -48,7 +49,7 @@ def configured(config: Config) -> dict[str, ModelEntry]:
     """Those in the configuration alone. Raises ConfigError."""
     found: dict[str, ModelEntry] = {}
     for n, entry in enumerate(config.models):
-        if entry.id.startswith(("/", "~", ".")) and not Path(entry.id).expanduser().is_dir():
+        if entry.id.startswith(("/", "~", ".")) and not expanded(entry.id).is_dir():
             raise ConfigError(f"models.{n}.id: {entry.id} is no folder")
         name = name_of(entry.id)
         if name in found:
@@ -112,7 +113,7 @@ def is_same(one: str, other: str) -> bool:
 def _place(id: str) -> str:
     if not is_local(id):
         return catalogue.canonical(id)
-    return id if id == DEMO else str(Path(os.path.abspath(Path(id).expanduser())))
+    return id if id == DEMO else str(Path(os.path.abspath(expanded(id))))
 
 
 def preloaded(models: Models, most: int) -> list[str]:

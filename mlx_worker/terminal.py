@@ -4,6 +4,8 @@ Standard output carries data, standard error the talk. Main thread.
 """
 
 import sys
+from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,19 @@ from mlx_worker.errors import ConfigError
 
 
 def talk(line: str) -> None:
-    """One line on standard error, whatever line breaks it came with."""
-    print(" ".join(line.split()), file=sys.stderr, flush=True)
+    """One line on standard error, whatever line breaks it came with.
+
+    Where that can't be written, as in a file on a full disk, nobody can be told of it either.
+    """
+    with suppress(OSError):
+        print(" ".join(line.split()), file=sys.stderr, flush=True)
+
+
+def speak_anyhow() -> None:
+    """What the terminal's encoding doesn't have is written as an escape, and ends no command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def load_config() -> Any:

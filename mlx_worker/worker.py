@@ -17,13 +17,14 @@ import math
 import os
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from time import monotonic
+from typing import Any
 
 from aiohttp import web
 
-from mlx_worker import logs
-from mlx_worker.config import Config, ModelEntry, home
+from mlx_worker.activity import activity_here
+from mlx_worker.config import Config, ModelEntry
 from mlx_worker.decisions import default_folder
 from mlx_worker.dispatcher import Dispatcher
 from mlx_worker.engine import memory
@@ -37,7 +38,8 @@ from mlx_worker.link.client import Link
 from mlx_worker.loaded_model import Decider, LoadedModel, settle
 from mlx_worker.models.locate import DEMO, locate, locate_draft
 from mlx_worker.policies import Policies, default_path
-from mlx_worker.power import power
+from mlx_worker.power import Watch
+from mlx_worker.presence import Presence
 from mlx_worker.records import Settings, Source
 from mlx_worker.roster import Roster
 from mlx_worker.server.app import Runner, make_app
@@ -45,12 +47,13 @@ from mlx_worker.server.counted import Counted
 from mlx_worker.server.keys import METRICS
 from mlx_worker.server.metrics import Metrics
 from mlx_worker.serving import Offer, drafts, preloaded
+from mlx_worker.state import Phase
 
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 25.0  # that requests get to finish once the worker is told to stop
 LEAVE_S = 1.0  # that a connection gets after that, twice: to end, and to be ended
-POWER_S = 15.0  # between two looks at power and heat
+TOLD_S = 15.0  # between two writes of what drafting brings, where it changed
 CHORES_S = 2.0  # between two writes of the decision log, and two looks at what was pulled
 LOST = 70  # the exit code when the engine is lost, so that a supervisor starts it anew
 TELL_S = 0.5  # for those who wait to be told of it before the process goes
@@ -62,28 +65,24 @@ def serve(
     say: Callable[[str], None],
     *,
     is_demo_named: bool = False,
+    presence: Presence | None = None,
 ) -> int:
     """Serve until told to stop; returns the exit code.
 
     on_ready       hears the console's address once requests can be served
     say            hears what else whoever started it should know
     is_demo_named  somebody wants the demo pair, which a gateway isn't offered otherwise
+    presence       tells others on this machine what becomes of it
 
-    Raises ConfigError for a folder or an address that can't be used, ModelError for a model that
-    isn't here or can't load.
+    Raises ConfigError for an address that can't be used, ModelError for a model that isn't here or
+    can't load.
     """
-    folder = home() / logs.FOLDER
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(logs.written_to(folder))
-        except OSError as error:
-            hint = "choose another folder with MLX_WORKER_HOME"
-            raise ConfigError(f"{folder}: can't be written: {error.strerror}", hint=hint) from None
-        allow_open_files()
-        worker = Worker(config, say, hidden=frozenset() if is_demo_named else frozenset({DEMO}))
-        code = asyncio.run(worker.run(on_ready))
-    if worker.is_loading:
-        os._exit(code)  # the thread is in a load that nothing can end
+    allow_open_files()
+    hidden = frozenset[str]() if is_demo_named else frozenset({DEMO})
+    presence = presence or Presence()
+    worker = Worker(config, say, hidden, presence)
+    code = asyncio.run(worker.run(on_ready))
+    presence.is_stuck = worker.is_loading  # its thread is in a load that nothing can end
     return code
 
 
@@ -98,12 +97,17 @@ class Worker:
         config: Config,
         say: Callable[[str], None],
         hidden: frozenset[str] = frozenset(),
+        presence: Presence | None = None,
     ) -> None:
         """Reads files, so before the loop runs. Raises ConfigError, ModelError.
 
-        hidden  models that a gateway isn't offered
+        hidden    models that a gateway isn't offered
+        presence  None, or one that holds no folder, says nothing
         """
         check_gateway(config)
+        self._presence = presence or Presence()
+        self._told: Any = None  # the models' texts in state.json
+        self._told_s = -math.inf
         self._config = config
         self._hidden = hidden
         self._say = say
@@ -135,9 +139,10 @@ class Worker:
             policies,
             kept,
             offer.changed,
+            activity_here(),
         )
         self._link: Link | None = None  # made on the loop
-        self._looked_s = -math.inf
+        self._watch = Watch()
         self._stop, self._is_hasty = asyncio.Event(), asyncio.Event()
         self.is_loading = False
 
@@ -154,9 +159,11 @@ class Worker:
         tasks: list[asyncio.Task[object]] = []
         try:
             address = await self._bind(runner)
+            await self._tell("starting", address=address)
             self._listen_to_signals()
             if not await self._is_loaded():
                 return 0
+            await self._tell("ready", error=None)
             tasks = [asyncio.create_task(self._do_chores())]
             logger.info("serving on %s", address)
             on_ready(address)
@@ -196,9 +203,7 @@ class Worker:
     async def _bind(self, runner: web.AppRunner) -> str:
         settings = self._config.server
         await runner.setup()
-        _, address = await bind(
-            runner, settings.host, settings.port, section="server", who="worker"
-        )
+        _, address = await bind(runner, settings.host, settings.port, section="server")
         return address
 
     def _listen_to_signals(self) -> None:
@@ -235,11 +240,13 @@ class Worker:
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait([watch, stop], return_when=asyncio.FIRST_COMPLETED)
         if watch.done():
+            await self._tell("lost", error=f"the engine was lost: {watch.result()}")
             await asyncio.sleep(TELL_S)
             logging.shutdown()
             os._exit(LOST)  # the thread is stuck in a call that nothing can end
         watch.cancel()
         logger.info("stopping")
+        await self._tell("draining", models=self._texts())
         if self._link:
             self._link.drain()
         drain = asyncio.create_task(self._dispatcher.drain(DRAIN_S))
@@ -258,11 +265,28 @@ class Worker:
             await asyncio.to_thread(self._roster.flush)
             await self._dispatcher.refresh_models()
             await self._look_at_power()
+            await self._tell_of_models()
+
+    async def _tell_of_models(self) -> None:
+        """For those who look once it is down."""
+        if monotonic() - self._told_s < TOLD_S:
+            return
+        models = self._texts()
+        if models != self._told or self._presence.is_failing:
+            self._told, self._told_s = models, monotonic()
+            await self._tell(models=models)
+
+    def _texts(self) -> tuple[tuple[str, str | None], ...]:
+        """What drafting brings each model."""
+        shown = self._dispatcher.status()["models"]
+        return tuple((model["id"], model["speculation"]) for model in shown)
+
+    async def _tell(self, phase: Phase | None = None, **fields: Any) -> None:
+        await asyncio.to_thread(self._presence.say, phase, **fields)
 
     async def _look_at_power(self) -> None:
-        if monotonic() - self._looked_s >= POWER_S:
-            self._looked_s = monotonic()
-            self._dispatcher.power = await asyncio.to_thread(power)
+        disturbances = await asyncio.to_thread(self._watch.look)
+        self._dispatcher.hear_machine(self._watch.power, disturbances)
 
     def _close(self) -> None:
         with suppress(Exception):

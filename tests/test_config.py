@@ -168,6 +168,14 @@ def test_a_file_that_is_no_text_is_refused(file: Path):
         load(file, {})
 
 
+def test_a_file_nested_too_deeply_is_refused(tmp_path: Path):
+    """In a line, not in a traceback."""
+    file = tmp_path / "deep.yaml"
+    file.write_text("[" * 1_000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load(file, {})
+
+
 def test_the_server_listens_on_loopback_without_a_key_unless_told():
     """Nobody else can call a fresh installation, so nobody needs a key."""
     server = Config().server
@@ -366,7 +374,6 @@ def test_models_can_be_given_as_a_variable(file: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {id: x}\n", "config.yaml, line 1: unknown key: model. hint: did you mean models?"),
         (
             "models:\n- id: a\n- id: b\n  drat: none\n",
             "config.yaml, line 4: unknown key: models.1.drat. hint: did you mean models.1.draft?",
@@ -445,3 +452,18 @@ def test_sections_are_frozen():
     """Nobody changes a setting in place; overriding builds a new Config."""
     with pytest.raises(ValueError, match="frozen"):
         Config().server.port = 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_link_to_a_file_that_isnt_there_is_no_missing_file(home: Path):
+    """What it says, a key for instance, isn't to be done without."""
+    folder().mkdir(exist_ok=True)
+    (folder() / "config.yaml").symlink_to("gone.yaml")
+    with pytest.raises(ConfigError, match=r"config\.yaml: No such file or directory"):
+        load()
+
+
+def test_a_folder_of_nobody_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Instead of one that is called ~nobody."""
+    monkeypatch.setenv("MLX_WORKER_HOME", "~no-such-user/x")
+    with pytest.raises(ConfigError, match="MLX_WORKER_HOME: '~no-such-user/x': there is no such"):
+        folder()

@@ -53,6 +53,13 @@ def test_an_error_is_one_line_with_its_traceback(tmp_path: Path):
     assert "KeyError: 'lost'" in line["error"]
 
 
+def test_a_name_that_is_no_text_is_written(tmp_path: Path):
+    """As Linux allows for a folder; it is escaped."""
+    with logs.written_to(tmp_path):
+        logger.error("%s: broken", "b\udcff")
+    assert lines(tmp_path / "worker.log")[0]["text"] == "b\udcff: broken"
+
+
 def test_a_full_file_gives_way_to_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And the oldest is dropped."""
     monkeypatch.setattr(logs, "MAX_BYTES", 2_000)
@@ -78,3 +85,32 @@ def test_afterwards_nothing_is_written(tmp_path: Path):
         pass
     logger.info("too late")
     assert lines(tmp_path / "worker.log") == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_said_once_and_stops_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """No traceback for each line, and none at the end; what comes once there is room is written."""
+    file = tmp_path / "worker.log"
+    file.symlink_to("/dev/full")
+    with logs.written_to(tmp_path):
+        for n in range(3):
+            logger.info("lost %d", n)
+        logging.getLogger(logs.ACCESS).info("{}")  # in another file
+    said = capfd.readouterr().err
+    assert said == f"{file}: can't be written: No space left on device\n"
+
+
+def test_a_log_that_could_not_be_written_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Once there is room again."""
+    file = tmp_path / "worker.log"
+    handler = logs.LogFile(file, encoding="utf-8", delay=True)
+    file.mkdir()
+    handler.emit(logging.makeLogRecord({"msg": "lost"}))
+    handler.emit(logging.makeLogRecord({"msg": "lost"}))
+    file.rmdir()
+    handler.emit(logging.makeLogRecord({"msg": "kept"}))
+    handler.close()
+    assert file.read_text() == "kept\n"
+    assert capfd.readouterr().err.count("can't be written") == 1

@@ -60,6 +60,8 @@ def test_a_folder_is_called_by_its_last_part(store: Store, tmp_path: Path):
     assert list(models(config(entry(one)), store)) == ["mine"]
     with pytest.raises(ConfigError, match=r"models\.1\.id: .* would be called mine, as"):
         models(config(entry(one), entry(other)), store)
+    with pytest.raises(ConfigError, match=r"models\.0\.id: ~no-such-user/x is no folder"):
+        models(config(entry("~no-such-user/x")), store)
     with pytest.raises(ConfigError, match=r"models\.0\.id: /nowhere is no folder"):
         models(config(entry("/nowhere")), store)
 

@@ -15,6 +15,9 @@ from typing import Any
 
 import openai
 
+from mlx_worker import state
+from mlx_worker.state import WorkerState
+
 COUNT: Any = [{"role": "user", "content": "Count from 3 in steps of 4, 10 numbers."}]
 TELL: Any = [{"role": "user", "content": "Tell me a story about a lamp."}]
 STARTS_S = 60
@@ -35,6 +38,7 @@ class Worker:
         program: Sequence[str] = ("-m", "mlx_worker"),
         **settings: str,
     ) -> None:
+        self.home = home
         environ = {**os.environ, "MLX_WORKER_HOME": str(home), **settings}
         command = [sys.executable, *program, "serve", "--port", "0", *arguments]
         self.process = subprocess.Popen(
@@ -65,6 +69,12 @@ class Worker:
         """Its value; 0 for one that was never counted."""
         lines = self.get("/metrics").splitlines()
         return float(next((line for line in lines if line.startswith(name)), "0").split()[-1])
+
+    def state(self) -> WorkerState:
+        """What it said of itself last."""
+        found = state.read(self.home / state.FILE)
+        assert found is not None
+        return found
 
     def chat(self, messages: Any = COUNT, **options: Any) -> Any:
         extra = {k: options.pop(k) for k in ("speculation",) if k in options}

@@ -11,6 +11,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper, load
 from mlx_worker.engine.checkpoint import REPAIR_HINT, Checkpoint, tensor_shapes
 from mlx_worker.errors import CheckpointError, ModelError, UnsupportedModel
 
+# In what MLX says where memory is short: its allocators', and Metal's for a pass that needs more.
+TOO_LITTLE = ("malloc", "Unable to allocate", "Insufficient Memory", "OutOfMemory")
 MAX_COMPLAINT_CHARS = 300  # of a library's own message, which may list every tensor
 
 
@@ -39,6 +41,8 @@ def build_error(checkpoint: Checkpoint, error: Exception) -> ModelError:
     if isinstance(error, ModelError):
         return error
     line = complaint(error)
+    if isinstance(error, MemoryError) or any(words in line for words in TOO_LITTLE):
+        return _needs_memory(checkpoint, line)
     if "not supported" in line and "Model type" in line:
         return no_network(checkpoint)
     if "custom module" in line or "trust_remote_code" in line:
@@ -48,6 +52,13 @@ def build_error(checkpoint: Checkpoint, error: Exception) -> ModelError:
         checkpoint.path,
     )
     return CheckpointError(place, f"does not fit its config.json: {line}", REPAIR_HINT)
+
+
+def _needs_memory(checkpoint: Checkpoint, line: str) -> ModelError:
+    return ModelError(
+        f"{checkpoint.path}: there is too little memory to load it: {line}",
+        hint="choose a smaller or more quantised one, or end other programs",
+    )
 
 
 def no_network(checkpoint: Checkpoint) -> UnsupportedModel:

@@ -104,7 +104,7 @@ async def _serve(
         if n_left := await store.end_abandoned():
             log.warning("%d requests that a gateway left when it was killed are ended", n_left)
         site, address = await bind(
-            runner, settings.host, settings.port, section="gateway", who="gateway", context=context
+            runner, settings.host, settings.port, section="gateway", context=context
         )
         bound = settings.model_copy(update={"port": runner.addresses[0][1]})
         await store.set_link_url(link_url(bound))
