@@ -1,0 +1,1 @@
+"""The worker as a background service of its user: launchd on a Mac, systemd on Linux; its menu."""
