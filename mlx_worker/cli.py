@@ -11,12 +11,21 @@ a failure on the way.
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from mlx_worker import config_cli, gateway_cli, models_cli
+from mlx_worker import (
+    config_cli,
+    gateway_cli,
+    menubar_cli,
+    models_cli,
+    service_cli,
+    status_cli,
+    upkeep_cli,
+)
 from mlx_worker.errors import (
     ConfigError,
     HubError,
@@ -25,7 +34,7 @@ from mlx_worker.errors import (
     WorkerError,
     shown,
 )
-from mlx_worker.terminal import check_writable, load_config, talk, words
+from mlx_worker.terminal import check_writable, load_config, speak_anyhow, talk, words
 
 INTERRUPTED = 130
 DEPTHS = "0,1,2,3,4"  # that bench compares
@@ -41,6 +50,7 @@ app = typer.Typer(
 )
 app.add_typer(config_cli.app, name="config")
 app.add_typer(gateway_cli.app, name="gateway")
+app.add_typer(service_cli.app, name="service")
 
 DEFAULT_MODEL = "config, else the first that was pulled"
 ModelArgument = Annotated[
@@ -58,6 +68,7 @@ Number = float | None
 
 def main() -> None:
     """Run the command line; a WorkerError becomes one line and an exit code."""
+    speak_anyhow()
     try:
         app(prog_name="mlx-worker")
     except WorkerError as error:
@@ -415,12 +426,14 @@ def serve(
     """Serve the local OpenAI-compatible API and its console.
 
     Runs until it is told to stop (Ctrl-C), then has 25 s to finish the requests that are there.
-    What it does is logged in the folder's logs/.
+    `mlx-worker service logs` shows what it does.
     """
-    from mlx_worker.config import load, override
-    from mlx_worker.serving import DEMO, with_flags
+    from mlx_worker.presence import Presence, attended
 
-    try:
+    def work(presence: Presence) -> int:
+        from mlx_worker.config import load, override
+        from mlx_worker.serving import DEMO, with_flags
+
         settings = override(load(config_file), {"server.host": host, "server.port": port})
         if model is None:
             configured_model(settings)
@@ -429,60 +442,23 @@ def serve(
 
         from mlx_worker import worker
 
-        code = worker.serve(settings, announce, talk, is_demo_named=is_demo_named)
-    except (ConfigError, ModelError) as error:
-        if not supervised:
-            raise
-        talk(f"mlx-worker: {error}")
-        code = 0
-    raise typer.Exit(code)
+        return worker.serve(
+            settings, announce, talk, is_demo_named=is_demo_named, presence=presence
+        )
+
+    raise typer.Exit(attended(work, is_supervised=supervised, talk=talk))
 
 
 def announce(address: str) -> None:
-    """Where the console is, once requests can be served."""
-    print(f"console: {address}", flush=True)
+    """Where the console is, once requests can be served; nobody has to hear it."""
+    with suppress(OSError):
+        print(f"console: {address}", flush=True)
 
 
-# --- status -----------------------------------------------------------------------------------
-
-
-@app.command()
-def status(
-    model: Annotated[
-        str | None, typer.Option(help="Of this one alone.", show_default="all")
-    ] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="Every request that is kept, one by one.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object; with --history one a line.")
-    ] = False,
-) -> None:
-    """Show whether drafting pays for each model, and why.
-
-    Reads what replies measured as they were written on this machine; no worker needs to run.
-    """
-    from mlx_worker import decisions, history as show
-    from mlx_worker.tables import console
-
-    kept = decisions.read(decisions.default_folder(), has_rounds=False)
-    chosen = [each for each in kept if model in (None, each.model, Path(each.model).name)]
-    if model is not None and not chosen:
-        known = ", ".join(each.model for each in kept) or "none"
-        raise ConfigError(f"--model: nothing measured for {shown(model)}", hint=f"known: {known}")
-    if n_skipped := sum(each.n_skipped for each in chosen):
-        what = "1 line" if n_skipped == 1 else f"{n_skipped} lines"
-        talk(f"mlx-worker: {what} of the decision log could not be read")
-    if as_json and history:
-        for line in (line for each in chosen for line in show.request_json(each)):
-            print(json.dumps(line, ensure_ascii=False))
-    elif as_json:
-        print(json.dumps(show.as_json(chosen), ensure_ascii=False))
-    else:
-        show.print_all(console(), chosen, has_requests=history)
-
-
+status_cli.add_to(app)
 models_cli.add_to(app)
+menubar_cli.add_to(app)
+upkeep_cli.add_to(app)
 
 
 # --- shared -----------------------------------------------------------------------------------

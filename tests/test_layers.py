@@ -18,7 +18,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"worker", "bench", "gateway", "gateway_cli", "service", "models", "pair"}
     | {"config_cli", "models_cli", "terminal", "serving", "decisions", "history", "tables"}
+    | {"service_cli", "menubar_cli", "upkeep_cli", "status_cli", "presence"}
     | LEAVES,
+    "service_cli": {"service", "local", "logs", "state", "terminal"} | LEAVES,
+    "menubar_cli": {"service", "local", "terminal"} | LEAVES,
+    "upkeep_cli": {"doctor", "update", "terminal", "tables"} | LEAVES,
+    "doctor": {"engine", "bench", "models", "service", "serving", "policies", "local", "power"}
+    | {"state", "logs", "ports"}
+    | LEAVES,
+    "status_cli": {"service", "service_cli", "local", "decisions", "history", "tables", "terminal"}
+    | LEAVES,
+    "update": {"service"} | LEAVES,
+    "local": {"state", "logs"} | LEAVES,
+    "state": LEAVES,
+    "presence": {"state", "logs"} | LEAVES,
+    "activity": set(),
     "config_cli": LEAVES,
     "models_cli": {"models", "bench", "serving", "decisions", "history", "tables", "terminal"}
     | LEAVES,
@@ -27,24 +41,26 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": {"models"} | LEAVES,
     "worker": {"http", "server", "link", "engine", "control", "models", "decisions"}
     | {"dispatcher", "roster", "loaded_model", "policies", "serving", "logs", "power"}
+    | {"state", "presence", "activity"}
     | LEAVES,
-    "dispatcher": {"engine", "roster", "calls", "policies", "power"} | LEAVES,
+    "dispatcher": {"engine", "roster", "calls", "policies", "power", "activity"} | LEAVES,
     "calls": {"engine", "loaded_model"} | LEAVES,
     "policies": LEAVES,
-    "logs": set(),
-    "power": set(),
+    "logs": {"config"},
+    "power": {"records"},
     "roster": {"engine", "loaded_model", "models"} | LEAVES,
     "server": {"http", "wire", "models"} | LEAVES,
-    "link": {"wire"} | LEAVES,
+    "link": {"wire", "power"} | LEAVES,
     "gateway": {"http", "wire"} | LEAVES,
-    "http": {"wire"} | LEAVES,
+    "http": {"wire", "ports"} | LEAVES,
+    "ports": set(),
     "pair": {"engine", "loaded_model", "models"} | LEAVES,
     "loaded_model": {"engine", "control", "decisions"} | LEAVES,
     "bench": {"engine", "control", "decisions", "tables"} | LEAVES,
     "history": {"control", "decisions", "tables"} | LEAVES,
     "tables": {"records"},
     "decisions": {"control"} | LEAVES,
-    "service": LEAVES,
+    "service": {"local", "state", "logs"} | LEAVES,
     "engine": LEAVES,
     "control": LEAVES,
     "wire": LEAVES,

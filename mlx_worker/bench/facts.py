@@ -7,16 +7,15 @@ MLX.
 import importlib.metadata
 import os
 import platform
-import re
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 
 import mlx_worker
+from mlx_worker.bench.chip import chip_name, read_or_empty
 from mlx_worker.engine.costs import draft_step_ms, verify_pass_ms
 from mlx_worker.engine.load import LoadedPair
 from mlx_worker.records import MAX_DEPTH
@@ -125,21 +124,6 @@ def _timed_ms(values: mx.array) -> float:
     return (time.perf_counter() - begin) * 1000
 
 
-def chip_name() -> str:
-    """The processor as its maker calls it, else the architecture."""
-    if platform.system() == "Darwin":
-        name = output_or_empty(["sysctl", "-n", "machdep.cpu.brand_string"])
-    else:
-        name = chip_in_cpuinfo(read_or_empty("/proc/cpuinfo"))
-    return name.strip() or platform.machine() or "unknown"
-
-
-def chip_in_cpuinfo(text: str) -> str:
-    """The first `model name` of /proc/cpuinfo; empty where the kernel gives none (most ARM)."""
-    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else ""
-
-
 def blas_name(maps: str) -> str | None:
     """The BLAS that answers MLX's matrix products, from the files mapped into this process.
 
@@ -151,17 +135,3 @@ def blas_name(maps: str) -> str | None:
         if files := sorted(file for file in loaded if file.startswith(start)):
             return f"{name} ({files[0]})"
     return None
-
-
-def read_or_empty(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def output_or_empty(command: Sequence[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return ""

@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from mlx_worker.bench import facts
+from mlx_worker.bench import chip, facts
 from mlx_worker.bench.facts import Costs
 
 MAPS = """\
@@ -18,21 +18,21 @@ MAPS = """\
 def test_the_chip_is_the_model_name_of_the_first_processor():
     """As Linux on x86 lists it, once per core."""
     text = "processor\t: 0\nmodel name\t: AMD EPYC 9B14\nprocessor\t: 1\nmodel name\t: other\n"
-    assert facts.chip_in_cpuinfo(text) == "AMD EPYC 9B14"
+    assert chip.chip_in_cpuinfo(text) == "AMD EPYC 9B14"
 
 
 def test_without_a_model_name_the_chip_is_the_architecture(monkeypatch: pytest.MonkeyPatch):
     """Most ARM kernels name none, and a tool may be missing."""
-    assert facts.chip_in_cpuinfo("processor\t: 0\nBogoMIPS\t: 50.00\n") == ""
+    assert chip.chip_in_cpuinfo("processor\t: 0\nBogoMIPS\t: 50.00\n") == ""
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert facts.chip_name() == platform.machine()
+    assert chip.chip_name() == platform.machine()
 
 
 def test_a_file_or_a_command_that_is_missing_reads_as_nothing():
     """The card goes on without it."""
-    assert facts.read_or_empty("/nowhere/cpuinfo") == ""
-    assert facts.output_or_empty(["no-such-command"]) == ""
+    assert chip.read_or_empty("/nowhere/cpuinfo") == ""
+    assert chip.output_or_empty(["no-such-command"]) == ""
 
 
 def test_the_reference_blas_is_told_from_numpys_own():
