@@ -218,13 +218,13 @@ def test_the_demo_pair_is_used_for_want_of_a_model_and_said(
     assert named.stdout == ran.stdout
 
 
-def test_a_model_that_was_pulled_is_the_default_everywhere(home: Path):
+def test_a_model_that_was_pulled_is_the_default_everywhere(home: Path, here: Here):
     """With the draft that was pulled with it."""
     pull(store_in(home), "mine")
-    ran = run("generate", COUNT, "--max-tokens", "8", "--speculation", "on")
+    ran = here("generate", COUNT, "--max-tokens", "8", "--speculation", "on")
     assert "drafted by owner/mine-draft (assistant)" in ran.stderr
     assert "demo pair" not in ran.stderr
-    ran = run("bench", "--workloads", "count", "--requests", "2", "--max-tokens", "4",
+    ran = here("bench", "--workloads", "count", "--requests", "2", "--max-tokens", "4",
               "--draft", "owner/mine-draft", "--depths", "0,1")  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
@@ -274,7 +274,7 @@ def test_status_without_a_measurement_says_what_to_do(here: Here):
     assert ran.stdout.startswith("nothing measured yet\n")
     assert "mlx-worker bench" in ran.stdout
     assert here("status", "--history").stdout == ran.stdout
-    assert json.loads(here("status", "--json").stdout) == {"models": []}
+    assert json.loads(here("status", "--json").stdout)["models"] == []
     assert here("status", "--json", "--history").stdout == ""
 
 

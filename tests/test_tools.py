@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, Literal
 
 import openai
@@ -169,8 +170,15 @@ def test_the_clients_stream_helper_gathers_a_call(worker: Worker):
     assert call.function.parsed_arguments == StartTimer(duration=25)
 
 
+ALL_WAYS = list(product(("on", "auto", "off"), (False, True)))  # speculation, whether it streams
+FEW_WAYS = [("on", False), ("auto", True), ("off", True)]
+
+
+@pytest.mark.parametrize(
+    "ways", [FEW_WAYS, pytest.param(ALL_WAYS, marks=pytest.mark.long)], ids=["few", "all"]
+)
 @pytest.mark.parametrize("asked", ["schema", "required", "auto", "thinking", "thinking schema"])
-def test_a_seed_gives_one_reply(worker: Worker, asked: str):
+def test_a_seed_gives_one_reply(worker: Worker, asked: str, ways: list[tuple[str, bool]]):
     """Drafted or not, streamed or not, cold or from the prefix cache."""
     options: dict[str, Any] = dict(SEEDED)
     text = "Wake me in 25 minutes."
@@ -182,10 +190,9 @@ def test_a_seed_gives_one_reply(worker: Worker, asked: str):
         text = "What is 32 + 21?"
         options["reasoning_effort"] = "low"
     first = told(worker.chat(said(text), speculation="off", **options))
-    for speculation in ("on", "auto", "off"):
-        assert told(worker.chat(said(text), speculation=speculation, **options)) == first
-        stream = worker.chat(said(text), speculation=speculation, stream=True, **options)
-        assert joined(stream) == first
+    for speculation, streams in ways:
+        reply = worker.chat(said(text), speculation=speculation, stream=streams, **options)
+        assert (joined if streams else told)(reply) == first
 
 
 def test_thinking_is_apart_from_what_is_said(worker: Worker):
@@ -283,7 +290,8 @@ def test_a_keyword_that_is_not_enforced_is_named(worker: Worker):
     """The reply comes, and says what it was not held to."""
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 3}
     wanted = {"type": "json_schema", "json_schema": {"name": "list", "schema": schema}}
-    reply = worker.chat(said("Count from 3 in steps of 4, 3 numbers."), response_format=wanted)
+    messages = said("Count from 3 in steps of 4, 3 numbers.")
+    reply = worker.chat(messages, response_format=wanted, temperature=0)
     assert notice_of(reply) == "strict_schema_not_enforced"
     assert "uniqueItems" in reply.model_extra["pendra"]["notice"]["message"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import gemma4_text, llama
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -106,7 +106,7 @@ def tiny_assistant(shape: str = "shared", seed: int = 7, centroids: bool = False
         network.masked_embedding.token_ordering = mx.random.permutation(
             VOCAB, key=mx.random.key(seed)
         )
-    mx.eval(network.parameters())
+    evaluate(network)
     return network
 
 
@@ -124,8 +124,16 @@ def randomised(model: nn.Module, seed: int) -> nn.Module:
 
     model.update(tree_map_with_path(draw, model.parameters()))
     model.eval()
-    mx.eval(model.parameters())
+    evaluate(model)
     return model
+
+
+def evaluate(model: nn.Module) -> None:
+    """All that it holds, what is no parameter of it included: any thread may use it afterwards.
+
+    Another thread can't compute what was only queued on this one.
+    """
+    mx.eval([array for part in model.modules() for _, array in tree_flatten(dict(part.items()))])
 
 
 def byte_core(vocab_size: int = VOCAB) -> Tokenizer:

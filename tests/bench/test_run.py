@@ -1,5 +1,6 @@
 """Who meets whom, and from replies to rows and verdicts; the serving is real, on tiny models."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from mlx_worker.bench.run import OFF, Arm, Batch, Limits, Request, Served
 from mlx_worker.bench.workloads import Prompt
 from mlx_worker.errors import ConfigError
 from tests.bench.replies import reply, served
+from tests.tiers import thinned
 from tests.tiny import tiny_pair
 
 A1, A2 = Arm("assistant", 1), Arm("assistant", 2)
@@ -82,8 +84,10 @@ def test_the_verdict_is_about_the_loaded_draft():
 # --- serving ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draft", ["lookup", "assistant", "same_weights"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("draft", "temperature"),
+    thinned(product(["lookup", "assistant", "same_weights"], [0.0, 0.9])),
+)
 def test_every_request_is_served_alike_by_every_arm(draft: str, temperature: float):
     """Each kind of drafter, greedy and sampled: the ids are those of plain decoding."""
     batch = tiny_batch(draft, temperature=temperature)
@@ -119,7 +123,9 @@ def test_off_alone_reports_speeds_and_no_verdict():
     """A model without a draft can be measured too."""
     loaded = tiny_pair()
     prompt = Prompt("chat", ({"role": "user", "content": "x"},))
-    batch = Batch(loaded, run.pairs_of(loaded, None), [OFF], [Request(prompt, (2, 9), 0)], Limits())
+    batch = Batch(
+        loaded, run.pairs_of(loaded, None), [OFF], [Request(prompt, (2, 9), 0)], Limits(16)
+    )
     result = run.conclude(batch, run.serve(batch))
     assert [(row.arm, row.workload) for row in result.rows] == [(OFF, "chat"), (OFF, "all")]
     assert (result.verdict, result.arm, result.trade) == (None, None, None)

@@ -20,8 +20,9 @@ from mlx_worker import cli
 from mlx_worker.engine import probe
 from mlx_worker.engine.arrays import module_arrays
 from mlx_worker.engine.assistant import Assistant
+from mlx_worker.engine.checkpoint import Checkpoint, find
 from mlx_worker.engine.load import LoadedPair, load_pair
-from mlx_worker.engine.weights import default_dtype
+from mlx_worker.engine.weights import build_error, default_dtype
 from mlx_worker.errors import (
     CheckpointError,
     InvalidParameter,
@@ -872,3 +873,14 @@ def test_no_named_end_is_no_error(folders: Folders):
     edit(folders.model / "config.json", eos_token_id=None)
     (folders.model / "generation_config.json").write_text('{"eos_token_id": null}')
     assert folders.load(None).eos_ids == {tiny_tokenizer().eos_token_id}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("[malloc_or_wait] Unable to allocate 9 bytes.")],
+)
+def test_too_little_memory_is_no_broken_file(error: Exception):
+    """Getting the files again wouldn't help."""
+    found = build_error(Checkpoint(find("demo")), error)
+    assert "there is too little memory to load it" in str(found)
+    assert "quantised" in (found.hint or "")

@@ -73,7 +73,9 @@ def proposal(drafter: Oracle, depth: int, position: int = 0) -> list[int]:
     return [] if ids is None else ints(ids)
 
 
-@pytest.mark.parametrize("acceptance", [0.3, 0.8, (0.9, 0.6, 0.3)])
+@pytest.mark.parametrize(
+    "acceptance", [0.3, pytest.param(0.8, marks=pytest.mark.long), (0.9, 0.6, 0.3)]
+)
 def test_each_position_is_right_as_often_as_asked(acceptance: Acceptance):
     """Among the rounds that got so far, within four binomial standard deviations."""
     rounds = heard(replace(knowing("greedy", 300), acceptance=acceptance), 300, depth=3)

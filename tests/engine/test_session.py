@@ -73,9 +73,9 @@ def drafted_reply(shape: str, draft: str, sampling: str, depth: int) -> Written:
 
 
 def some_of_the_table() -> Iterator[tuple[str, str, str]]:
-    """Every shape with every draft and with every sampling, and each draft with four or five."""
+    """Every shape, draft and sampling; the long tier has every pair of them."""
     for (i, draft), (j, sampling) in product(enumerate(DRAFTS), enumerate(SAMPLINGS)):
-        if (i + 2 * j) % 5 < 3:
+        if (i + 2 * j) % 5 == 0:
             yield ("shared", "own")[(i + j) % 2], draft, sampling
 
 
@@ -102,12 +102,12 @@ def test_the_reply_does_not_depend_on_drafter_and_depth(
 
 
 def partly_accepted() -> Iterator[Any]:
-    """In the default tier every two of a shape, a depth and a sampling meet; all three in long."""
+    """In the default tier each depth once, and every shape with every sampling; all in long."""
     shapes, samplings = ["shared", "own", "llama"], ["greedy", "sampled", "penalised"]
     for (i, shape), depth, (j, sampling) in product(
         enumerate(shapes), range(9), enumerate(samplings)
     ):
-        marks = [] if (i + j + depth) % 3 == 0 else [pytest.mark.long]
+        marks = [] if (i, j) == divmod(depth, 3) else [pytest.mark.long]
         yield pytest.param(shape, depth, sampling, marks=marks)
 
 
@@ -132,7 +132,7 @@ def test_partial_acceptance_leaves_the_reply_alone(shape: str, depth: int, sampl
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 6))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 6))]
 )
 @pytest.mark.parametrize("shape", ["shared", "own"])
 def test_switching_between_plain_and_drafting_leaves_the_reply_alone(shape: str, seed: int):

@@ -78,8 +78,8 @@ RULES = [*FEW_RULES, ("coupled", "other_seed"), ("standard", "assistant")]
 
 @pytest.mark.parametrize(("acceptance", "draft"), FEW_RULES)
 def test_replies_follow_the_targets_law(acceptance: Acceptance, draft: str | None):
-    """A few hundred whole replies under each rule."""
-    assert p_value(acceptance, draft, 400) > TOO_UNLIKELY
+    """Two hundred whole replies under each rule."""
+    assert p_value(acceptance, draft, 200) > TOO_UNLIKELY
 
 
 @pytest.mark.long

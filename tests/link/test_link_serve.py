@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from mlx_worker import cli
 from mlx_worker.wire.link import Close, PlatformFrame, SettingsFrame
 from tests.link.switchboard import KEY, Line, Switchboard, id_of, switchboard, text_of, until
 from tests.workers import COUNT, STARTS_S, TELL, Worker
@@ -97,6 +96,7 @@ async def test_the_demo_pair_is_not_offered_unless_it_is_named(tmp_path: Path):
         assert "--model demo" in said
 
 
+@pytest.mark.long  # tests/link/test_link_faults.py has its sibling
 async def test_a_gateway_that_rejects_the_key_stops_nothing(tmp_path: Path):
     """It is said once, in one line."""
     async with switchboard() as board:
@@ -121,7 +121,7 @@ def patch(worker: Worker, body: bytes) -> None:
 
 
 async def test_settings_of_both_ends_meet_in_the_workers_file(tmp_path: Path):
-    """A change from there is kept, one made here is newer, and a restart shows the file."""
+    """A change from there is kept, and one made here is newer."""
     file = tmp_path / "policies.json"
     async with switchboard() as board:
         async with serving(board, tmp_path, "--model", "demo") as worker:
@@ -140,25 +140,28 @@ async def test_settings_of_both_ends_meet_in_the_workers_file(tmp_path: Path):
             notice = frames[-2].data[-1]["pendra"]["notice"]
             assert notice["message"].endswith("switched off by Pendra")
             assert "platform" not in file.read_text()
-        values = json.loads(file.read_text())
-        del values["speculative_decoding_disabled"]
-        file.write_text(json.dumps(values))
-        async with serving(board, tmp_path, "--model", "demo"):
-            line = await board.welcomed()
-            assert line.hello.settings is not None
-            assert line.hello.settings.speculative_decoding == "auto"
-            assert line.hello.settings_revision == 5
 
 
-def test_half_of_what_a_gateway_needs_is_a_mistake(tmp_path: Path):
+@pytest.mark.long  # tests/link/test_link_faults.py has its sibling
+async def test_a_worker_that_starts_again_shows_its_file(tmp_path: Path):
+    """Whatever it holds now, with its revision."""
+    values = {"run_requests_together": True, "revision": 5}
+    (tmp_path / "policies.json").write_text(json.dumps(values))
+    async with switchboard() as board, serving(board, tmp_path, "--model", "demo"):
+        line = await board.welcomed()
+        assert line.hello.settings is not None
+        assert line.hello.settings.speculative_decoding == "auto"
+        assert line.hello.settings.run_requests_together
+        assert line.hello.settings_revision == 5
+
+
+def test_half_of_what_a_gateway_needs_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """Told before anything is loaded, with what to do."""
-    environ = {**os.environ, "MLX_WORKER_GATEWAY__URL": "wss://gateway.example"}
-    ran = subprocess.run(
-        [sys.executable, "-m", "mlx_worker", "serve", "--port", "0"],
-        env={**environ, "MLX_WORKER_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=STARTS_S,
-    )
-    assert ran.returncode == 2
-    assert "gateway.key: is missing beside gateway.url" in ran.stderr
+    monkeypatch.setenv("MLX_WORKER_GATEWAY__URL", "wss://gateway.example")
+    monkeypatch.setattr(sys, "argv", ["mlx-worker", "serve", "--port", "0"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "gateway.key: is missing beside gateway.url" in capsys.readouterr().err

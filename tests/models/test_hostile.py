@@ -221,12 +221,15 @@ def test_a_lock_whose_holder_was_killed_holds_nobody_up(e2b: Shelf):
 # --- odd hubs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("revision", ["/tmp/x", "../../x", "a/../../x", "", " ", "a b", "x" * 999])
+@pytest.mark.parametrize(
+    "revision",
+    ["/tmp/mlx-worker-hostile", "../../mlx-worker-hostile", "a/../../x", "", " ", "a b", "x" * 999],
+)
 def test_a_revision_never_becomes_a_path(e2b: Shelf, revision: str):
     if revision:
         with pytest.raises(ModelNotFound, match="a branch, a tag or a whole commit"):
             e2b.pull(revision=revision)
-    assert not Path("/tmp/x").exists()
+    assert not Path("/tmp/mlx-worker-hostile").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,12 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 NO_ANSWER = "Failed to load resource"  # how Chromium logs any reply but a good one
 IS_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 
+# Pages ask every second or two; in a test five times as often, so that it waits less.
+HASTE = """
+const later = window.setTimeout.bind(window);
+window.setTimeout = (work, ms = 0, ...more) => later(work, ms < 1000 ? ms : ms / 5, ...more);
+"""
+
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium or Chrome on this machine"
 )
@@ -52,6 +58,7 @@ async def opened(
     """
     complaints: list[str] = []
     seen = await browser.new_context(**context)
+    await seen.add_init_script(HASTE)
     page = await seen.new_page()
     page.on("console", lambda line: complaints.append(f"{line.type}: {line.text}"))
     page.on("pageerror", lambda error: complaints.append(str(error)))

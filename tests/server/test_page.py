@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.server.chromium import (
     opened,
 )
 from tests.server.local import KEY, KEYED, ScriptedEngine, serving
+from tests.tiers import thinned
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
 
@@ -438,8 +440,7 @@ async def test_a_kept_page_works_after_a_reload(browser: Browser):
 # --- looks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize(("size", "scheme"), thinned(product(SIZES, ["light", "dark"])))
 async def test_nothing_is_wider_than_the_window(
     browser: Browser, size: tuple[int, int], scheme: str
 ):

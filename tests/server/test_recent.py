@@ -1,5 +1,7 @@
 """The last replies, as /status lists them."""
 
+from typing import Any
+
 from mlx_worker.records import Done, Timing, Usage
 from mlx_worker.server.keys import METRICS
 from mlx_worker.server.lag import LoopLag
@@ -14,13 +16,23 @@ def reply(n: int = 11, drafted: int = 0, accepted: int = 0, ttft_ms: float = 200
 
 def test_drafted_and_plain_replies_are_told_apart():
     """With what was measured of each; the wait for the engine is part of the first token's."""
-    recent = Recent()
+    recent = Recent(clock=lambda: 7.0)
     recent.add([reply(drafted=8, accepted=6)], 50.0)
     recent.add([reply(n=1)], 0.0)
+    ago: dict[str, Any] = {"ago_s": 0.0}
     assert recent.shown() == [
-        {"is_drafted": True, "acceptance": 0.75, "ttft_ms": 250.0, "tokens_per_s": 20.0},
-        {"is_drafted": False, "acceptance": None, "ttft_ms": 200.0, "tokens_per_s": None},
+        {"is_drafted": True, "acceptance": 0.75, "ttft_ms": 250.0, "tokens_per_s": 20.0, **ago},
+        {"is_drafted": False, "acceptance": None, "ttft_ms": 200.0, "tokens_per_s": None, **ago},
     ]
+
+
+def test_it_is_told_how_long_ago_each_ended():
+    """So that an hour's old speed isn't shown as that of now."""
+    times = iter((10.0, 25.0, 100.04))
+    recent = Recent(clock=lambda: next(times))
+    recent.add([reply()], 0.0)
+    recent.add([reply()], 0.0)
+    assert [one["ago_s"] for one in recent.shown()] == [90.0, 75.0]
 
 
 def test_later_choices_have_no_time_to_the_first_token():
