@@ -53,8 +53,10 @@ def test_an_error_is_one_line_with_its_traceback(tmp_path: Path):
     assert "KeyError: 'lost'" in line["error"]
 
 
-def test_a_name_that_is_no_text_is_written(tmp_path: Path):
+def test_a_name_that_is_no_text_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As Linux allows for a folder; it is escaped."""
+    # Else pytest's report has it, which xdist can't send.
+    monkeypatch.setattr(logging.getLogger("mlx_worker"), "propagate", False)
     with logs.written_to(tmp_path):
         logger.error("%s: broken", "b\udcff")
     assert lines(tmp_path / "worker.log")[0]["text"] == "b\udcff: broken"
