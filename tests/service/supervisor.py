@@ -55,6 +55,12 @@ class Spec:
     pause_s: Callable[[float], float]
 
 
+def kill(pid: int, number: int) -> None:
+    """One that has just ended by itself needs none."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 class Running:
     """One job: its process, whenever it has one."""
 
@@ -73,7 +79,7 @@ class Running:
 
     def kickstart(self, *, kills: bool) -> None:
         if kills and self.pid:
-            os.kill(self.pid, signal.SIGKILL)
+            kill(self.pid, signal.SIGKILL)
         self._now.set()
         if self.ended.done():
             self.ended = asyncio.create_task(self._run())
@@ -82,7 +88,7 @@ class Running:
         self._is_leaving = True
         self._now.set()
         if self.pid:
-            os.kill(self.pid, signal.SIGTERM)
+            kill(self.pid, signal.SIGTERM)
 
     async def _run(self) -> None:
         while not self._is_leaving:
@@ -328,7 +334,7 @@ class Supervisor:
             assert isinstance(job, Running)
             job.leave()
             if job.pid:
-                os.kill(job.pid, signal.SIGKILL)
+                kill(job.pid, signal.SIGKILL)
             await job.ended
 
 
