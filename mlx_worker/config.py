@@ -34,6 +34,8 @@ ENV_PREFIX = "MLX_WORKER_"
 ENV_HOME = "MLX_WORKER_HOME"
 CONFIG_FILE = "config.yaml"
 MEMORY_SHARE = 0.75
+DEFAULT_HOME = "~/.mlx-worker"
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # nobody can be called so; this reaches it here
 
 SECRET_KEYS = frozenset({"server.api_key", "gateway.key"})  # no message shows their value
 HIDDEN_KEYS = SECRET_KEYS | {"gateway.url"}  # somebody may have put a password into one
@@ -293,7 +295,7 @@ def home() -> Path:
     Raises ConfigError: it is under a user that isn't known.
     """
     named = os.environ.get(ENV_HOME)
-    folder = expanded(named or "~/.mlx-worker")
+    folder = expanded(named or DEFAULT_HOME)
     if str(folder).startswith("~"):
         what = f"{ENV_HOME}: {shown(named)}" if named else str(folder)
         raise ConfigError(
@@ -309,7 +311,22 @@ def memory_bytes(gigabytes: float | None) -> int:
     """
     if gigabytes is not None:
         return int(gigabytes * 1e9)
-    return int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return int(MEMORY_SHARE * machine_bytes())
+
+
+def machine_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def bracketed(host: str) -> str:
+    """As a URL, or a place with a port, has it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def reachable(host: str) -> str:
+    """How this machine reaches what listens there, as a URL has it."""
+    return bracketed(EVERYWHERE.get(host, host))
 
 
 def known_keys() -> list[str]:

@@ -55,6 +55,7 @@ from pathlib import Path
 from typing import ClassVar
 
 MAX_VALUE_CHARS = 80
+HINT = ". hint: "  # between a message and its next step
 
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = MAX_VALUE_CHARS
@@ -65,6 +66,12 @@ def shown(value: object) -> str:
     """A value as a message shows it: its repr, cut to about MAX_VALUE_CHARS."""
     text = _values.repr(value)
     return text if len(text) <= 2 * MAX_VALUE_CHARS else f"{text[: 2 * MAX_VALUE_CHARS]}…"
+
+
+def parted(line: str) -> tuple[str, str]:
+    """str() of an error → its message, and its next step, empty where there is none."""
+    message, _, hint = line.partition(HINT)
+    return message, hint
 
 
 def _megabytes(n_bytes: int) -> str:
@@ -84,7 +91,7 @@ class WorkerError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}. hint: {self.hint}" if self.hint else self.message
+        return f"{self.message}{HINT}{self.hint}" if self.hint else self.message
 
 
 class ConfigError(WorkerError):

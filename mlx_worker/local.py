@@ -97,7 +97,7 @@ def _unnamed(why: str | None) -> Seen:
     seen = Seen("silent", logs.default_folder(), error=why or "it could not write its state")
     try:
         server = config.load().server
-        address = f"http://{_reachable(server.host)}:{server.port}/"
+        address = f"http://{config.reachable(server.host)}:{server.port}/"
         answer = ask(address, "/status")
     except WorkerError:
         return seen
@@ -107,12 +107,6 @@ def _unnamed(why: str | None) -> Seen:
     return replace(
         seen, condition=_condition(answer), address=address, version=version, status=answer
     )
-
-
-def _reachable(host: str) -> str:
-    """By this machine, where it is the address of everywhere."""
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{here}]" if ":" in here else here
 
 
 def _ended(said: WorkerState) -> Condition:

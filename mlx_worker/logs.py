@@ -35,6 +35,7 @@ OF_WORKER = ("worker.log", "access.log")
 OF_GATEWAY = ("gateway.log", "gateway-access.log")
 MAX_BYTES = 5_000_000  # of a file, before a new one begins
 OLD_FILES = 4
+CAPTURE = "service.log"  # what a supervisor keeps of what the worker prints
 
 
 def default_folder(system: str = sys.platform) -> Path:

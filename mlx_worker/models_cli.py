@@ -12,8 +12,6 @@ import typer
 from mlx_worker.errors import ConfigError, shown
 from mlx_worker.terminal import load_config, talk, words
 
-WORKER_ANSWERS_S = 1.0  # to `models`, if one runs
-
 SHORT = {  # where the first sentence is too long for the list of commands
     "models": "Show the models that were pulled, and their drafts.",
     "remove": "Delete a pulled model, and a draft that no other uses.",
@@ -214,16 +212,12 @@ def verdicts() -> dict[tuple[str, str | None], str]:
 
 def loaded_models(server: Any) -> set[str] | None:
     """What a worker that runs on this machine has in memory; None where none answers."""
-    import urllib.request
+    from mlx_worker.config import reachable
+    from mlx_worker.errors import WorkerError
+    from mlx_worker.local import ask
 
-    host = server.host if server.host not in ("0.0.0.0", "::") else "127.0.0.1"
-    url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/status"
-    key = server.api_key.get_secret_value() if server.api_key else None
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        asked = urllib.request.Request(url, headers=headers)
-        with urllib.request.urlopen(asked, timeout=WORKER_ANSWERS_S) as reply:
-            found = json.load(reply)["models"]
+        found = ask(f"http://{reachable(server.host)}:{server.port}/", "/status")["models"]
         return {one["id"] for one in found if one["is_loaded"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (WorkerError, KeyError, TypeError):
         return None

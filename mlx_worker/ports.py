@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import psutil
 
+from mlx_worker.config import EVERYWHERE
+
 OUR_MODULE, OUR_COMMAND = ("-m", "mlx_worker"), "mlx-worker"
 UNKNOWN = "a process of another user"
-EVERYWHERE = ("0.0.0.0", "::")
 ANSWERS_S = 1.0
 
 

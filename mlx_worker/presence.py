@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 UNWRITABLE = f"make it writable, free its disk, or name another folder with {ENV_HOME}"
 LOCK_S = 0.5  # whoever looks holds the lock for a moment
 POLL_S = 0.05
-CAPTURE = "service.log"  # what a supervisor keeps of what the worker prints
 MAX_CAPTURE_BYTES = 1_000_000
 KEPT_BYTES = 250_000  # of its end, in service.log.1
 # A disk or a folder that no restart mends. EIO isn't here: it may pass.
@@ -117,7 +116,7 @@ def logged(presence: "Presence") -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(logs.written_to(folder))
-            bound_capture(folder / CAPTURE)
+            bound_capture(folder / logs.CAPTURE)
         except OSError as error:
             refused = unwritable(folder, error)
             presence.say("refused", error=str(refused))

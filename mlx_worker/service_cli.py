@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -301,9 +300,7 @@ def remarks(states: "list[ServiceState]") -> list[str]:
     from mlx_worker.config import home
 
     found = [state.problem for state in states if state.problem][:1]
-    folders = {
-        state.home or Path("~/.mlx-worker").expanduser() for state in states if state.is_installed
-    }
+    folders = {state.folder for state in states if state.is_installed}
     for folder in folders - {home().absolute()}:
         found.append(f"the service's folder is {folder}, this terminal's is {home()}")
     return found

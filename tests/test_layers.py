@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "activity": set(),
     "config_cli": LEAVES,
     "models_cli": {"models", "bench", "serving", "decisions", "history", "tables", "terminal"}
+    | {"local"}
     | LEAVES,
     "gateway_cli": {"gateway", "logs", "terminal"} | LEAVES,
     "terminal": LEAVES,
@@ -53,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "link": {"wire", "power"} | LEAVES,
     "gateway": {"http", "wire"} | LEAVES,
     "http": {"wire", "ports"} | LEAVES,
-    "ports": set(),
+    "ports": LEAVES,
     "pair": {"engine", "loaded_model", "models"} | LEAVES,
     "loaded_model": {"engine", "control", "decisions"} | LEAVES,
     "bench": {"engine", "control", "decisions", "tables"} | LEAVES,

@@ -17,8 +17,8 @@ import pytest
 from mlx_worker import logs, state
 from mlx_worker.errors import ConfigError, ModelError
 from mlx_worker.files import locked
+from mlx_worker.logs import CAPTURE
 from mlx_worker.presence import (
-    CAPTURE,
     KEPT_BYTES,
     MAX_CAPTURE_BYTES,
     Presence,

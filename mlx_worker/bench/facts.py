@@ -16,7 +16,9 @@ import mlx.core as mx
 
 import mlx_worker
 from mlx_worker.bench.chip import chip_name, read_or_empty
+from mlx_worker.config import machine_bytes
 from mlx_worker.engine.costs import draft_step_ms, verify_pass_ms
+from mlx_worker.engine.device import kind
 from mlx_worker.engine.load import LoadedPair
 from mlx_worker.records import MAX_DEPTH
 
@@ -81,13 +83,13 @@ def gather(pairs: Mapping[str, LoadedPair]) -> Facts:
 
 
 def machine() -> Machine:
-    device = "metal" if mx.default_device().type == mx.DeviceType.gpu else "cpu"
+    device = kind()
     versions = {name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm")}
     return Machine(
         platform=platform.platform(terse=True),
         chip=chip_name(),
         cores=os.cpu_count() or 1,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=machine_bytes(),
         load_average=os.getloadavg()[0],
         device=device,
         blas=blas_name(read_or_empty("/proc/self/maps")) if device == "cpu" else None,

@@ -12,13 +12,14 @@ from pathlib import Path
 import psutil
 
 from mlx_worker import ports
+from mlx_worker.config import bracketed
 from mlx_worker.doctor.check import Check, fault, ok, warning
+from mlx_worker.errors import parted
 from mlx_worker.local import Seen
 from mlx_worker.service.manager import ServiceState
 
 LOGS = "mlx-worker service logs"
 NOISY = "the times below are noisy while it works"
-UNKNOWN = "a process of another user"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Port:
 
     @property
     def place(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
 
 def look_at_port(host: str, port: int) -> Port:
@@ -77,7 +78,7 @@ def port_check(port: Port, seen: Seen) -> Check:
     if port.is_taken and port.pid is not None and port.pid == seen.pid:
         return ok("port", f"{port.place}, this worker's own")
     if port.is_taken:
-        who = f"{port.who}, pid {port.pid}" if port.pid else UNKNOWN
+        who = f"{port.who}, pid {port.pid}" if port.pid else ports.UNKNOWN
         step = "stop that, or choose another server.port in config.yaml"
         level = warning if seen.status is not None else fault
         return level("port", f"{port.place} is taken by {who}", step)
@@ -89,7 +90,7 @@ def service_check(state: ServiceState, seen: Seen, home: Path) -> Check:
     """home: the folder that is looked at, which is seen's."""
     name, is_up = "service", seen.is_running
     if state.problem:
-        what, _, step = state.problem.partition(". hint: ")
+        what, step = parted(state.problem)
         return warning(name, what, step or "mlx-worker serve runs it in a terminal")
     if not state.is_installed:
         return ok(name, "not installed; `mlx-worker service install` runs it from login on")

@@ -22,6 +22,7 @@ from ipaddress import ip_address
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from mlx_worker.config import bracketed
 from mlx_worker.doctor.check import Check, fault, ok, warning
 
 Step = Literal["name", "connection", "tls", "answer"]
@@ -59,7 +60,7 @@ class Reach:
 
     @property
     def place(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
     @property
     def is_local(self) -> bool:

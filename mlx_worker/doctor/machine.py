@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlx_worker.bench.chip import chip_name, output_or_empty
+from mlx_worker.config import machine_bytes
 from mlx_worker.doctor.check import Check, fault, ok, warning
 
 OLDEST_MACOS = (14, 0)  # that MLX runs on
@@ -67,7 +68,7 @@ def look() -> Machine:
         chip=chip_name(),
         architecture=platform.machine(),
         cores=os.cpu_count() or 1,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=machine_bytes(),
         python=platform.python_version(),
         is_translated=is_mac and _sysctl("sysctl.proc_translated") == "1",
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from mlx_worker.doctor.check import Check, fault, ok, warning
 from mlx_worker.doctor.device import run_numbers
+from mlx_worker.errors import parted
 
 PROBE_S = 180.0  # loading a large model from a slow disk is most of it
 REPORT = "run it again on `--model demo`; if that is ok, pull the model again, else report it"
@@ -21,7 +22,7 @@ def look(model: str, draft: str) -> Mapping[str, Any]:
 
 def checks(model: str, found: Mapping[str, Any]) -> list[Check]:
     if str(found.get("error", "")).startswith("ModelNotFound: "):
-        problem, _, step = found["error"].removeprefix("ModelNotFound: ").partition(" hint: ")
+        problem, step = parted(found["error"].removeprefix("ModelNotFound: "))
         return [fault("numbers", problem.rstrip("."), step or REPORT)]
     if "error" in found:
         return [fault("numbers", f"{model} can't be probed: {found['error']}", REPORT)]

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from mlx_worker.config import CONFIG_FILE, Config, home, load
 from mlx_worker.doctor.check import Check, fault, ok, warning
 from mlx_worker.doctor.device import gb
-from mlx_worker.errors import ConfigError
+from mlx_worker.errors import ConfigError, parted
 from mlx_worker.policies import Policies, default_path
 
 LEAST_BYTES = 1_000_000_000  # below it logs, settings and downloads soon fail
@@ -137,7 +137,7 @@ def config_check(found: Settings, path: Path, *, exists: bool) -> Check:
 def settings_check(policies: Policies) -> Check:
     kept = policies.read()
     if kept.problem:
-        what, _, step = kept.problem.partition(". hint: ")
+        what, step = parted(kept.problem)
         return fault("settings", f"{what}; drafting is off until then", step or "mend the file")
     else:
         drafting = kept.settings.speculative_decoding

@@ -5,8 +5,17 @@ from typing import Any
 import mlx.core as mx
 
 
-def device() -> dict[str, Any]:
-    """working_set_bytes: what Metal recommends to hold; None: there is no Metal."""
+def kind() -> str:
+    """metal or cpu."""
+    return "metal" if mx.default_device().type == mx.DeviceType.gpu else "cpu"
+
+
+def working_set_bytes() -> int | None:
+    """What Metal recommends to hold; None: there is no Metal."""
     recommended = mx.device_info().get("max_recommended_working_set_size")
-    is_metal = mx.default_device().type == mx.DeviceType.gpu
-    return {"kind": "metal" if is_metal else "cpu", "working_set_bytes": recommended or None}
+    return recommended if isinstance(recommended, int) and recommended else None
+
+
+def device() -> dict[str, Any]:
+    """Both, as plain values."""
+    return {"kind": kind(), "working_set_bytes": working_set_bytes()}

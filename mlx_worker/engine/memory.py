@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx_worker.config import memory_bytes
 from mlx_worker.engine.cache import GROWTH_TOKENS, SLACK_TOKENS
 from mlx_worker.engine.checkpoint import folder_of
+from mlx_worker.engine.device import working_set_bytes
 from mlx_worker.engine.load import LoadedPair
 from mlx_worker.engine.session import PREFILL_CHUNK_TOKENS
 from mlx_worker.records import Source
@@ -32,8 +33,7 @@ def used() -> dict[str, int]:
 
 def budget_bytes(gigabytes: float | None = None) -> int:
     """What the worker may hold: as configured, else what Metal recommends, else a share of all."""
-    recommended = mx.device_info().get("max_recommended_working_set_size")
-    if gigabytes is None and isinstance(recommended, int) and recommended:
+    if gigabytes is None and (recommended := working_set_bytes()):
         return recommended
     return memory_bytes(gigabytes)
 

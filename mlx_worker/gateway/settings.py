@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
-from mlx_worker.config import Section, home, parse, read_text
+from mlx_worker.config import Section, bracketed, home, parse, read_text
 from mlx_worker.errors import ConfigError, shown
 from mlx_worker.http.checks import is_loopback, parse_authority
 from mlx_worker.records import PLATFORM
@@ -23,7 +23,7 @@ SOME_HOST = "HOST"  # in a url: nothing says by which name it is reached
 
 
 def _bindable(host: str) -> str:
-    plain = f"[{host}]" if ":" in host else host
+    plain = bracketed(host)
     authority = parse_authority(plain.partition("%")[0] + ("]" if "%" in plain else ""))
     if authority is None or authority[1] is not None:
         raise ValueError("must be a name or an address, without a port")
@@ -67,14 +67,10 @@ class GatewaySettings(Section):
 def link_url(settings: GatewaySettings) -> str:
     """How a worker reaches it: by a public name if it has one, else on this machine."""
     if not (settings.has_tls or settings.behind_proxy):
-        return f"ws://{_bracketed(settings.host)}:{settings.port}"
+        return f"ws://{bracketed(settings.host)}:{settings.port}"
     name = next(iter(settings.allowed_hosts), SOME_HOST)
     has_port = settings.has_tls and not settings.behind_proxy and ":" not in name
     return f"wss://{name}:{settings.port}" if has_port else f"wss://{name}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def load(file: Path | None = None, flags: Mapping[str, object] | None = None) -> GatewaySettings:

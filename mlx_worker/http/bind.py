@@ -6,10 +6,10 @@ import ssl
 
 from aiohttp import web
 
+from mlx_worker.config import reachable
 from mlx_worker.errors import ConfigError
 from mlx_worker.ports import listener
 
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # nobody can be called so; this reaches it here
 OTHER_HOST = "give an address of this machine as --host"
 
 
@@ -43,9 +43,8 @@ async def bind(
         hint = low if is_low else OTHER_HOST
         raise ConfigError(f"{what} can't be used: {error.strerror}", hint=hint) from None
     address: str = runner.addresses[0][0]
-    name, bound = EVERYWHERE.get(address, address), runner.addresses[0][1]
-    name = f"[{name}]" if ":" in name else name
-    return site, f"{'https' if context else 'http'}://{name}:{bound}/"
+    bound = runner.addresses[0][1]
+    return site, f"{'https' if context else 'http'}://{reachable(address)}:{bound}/"
 
 
 def _lasting(section: str) -> str:

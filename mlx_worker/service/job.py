@@ -28,7 +28,7 @@ SUBCOMMANDS: Mapping[Part, tuple[str, ...]] = {
     "worker": ("serve", "--supervised"),
     "menubar": ("menubar",),
 }
-CAPTURES: Mapping[Part, str] = {"worker": "service.log", "menubar": "menubar.log"}
+CAPTURES: Mapping[Part, str] = {"worker": logs.CAPTURE, "menubar": "menubar.log"}
 
 
 @dataclass(frozen=True)

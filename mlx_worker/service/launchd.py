@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
 
+import psutil
+
 from mlx_worker.config import ENV_HOME
 from mlx_worker.errors import ConfigError, ServiceError
 from mlx_worker.files import write_whole
@@ -243,7 +245,7 @@ class Launchd:
             raise self._failure("bootout", answer)
 
         def is_gone() -> bool:
-            is_over = before.pid is None or not is_alive(before.pid)
+            is_over = before.pid is None or not psutil.pid_exists(before.pid)
             return is_over and (not self._is_loaded(part) or self._is_another(part, before.pid))
 
         if not self._wait(is_gone, GONE_S):
@@ -348,16 +350,6 @@ def _path_in(unit: Path, *keys: Any) -> Path | None:
     except (OSError, LookupError, TypeError, ValueError, ExpatError):
         return None
     return Path(found) if isinstance(found, str) else None
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 # --- where an agent can't read ----------------------------------------------------------------

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from mlx_worker.config import DEFAULT_HOME
+
 Part = Literal["worker", "menubar"]
 
 
@@ -36,6 +38,11 @@ class ServiceState:
     @property
     def is_running(self) -> bool:
         return self.pid is not None
+
+    @property
+    def folder(self) -> Path:
+        """Of the worker that it runs."""
+        return self.home or Path(DEFAULT_HOME).expanduser()
 
 
 class Manager(Protocol):

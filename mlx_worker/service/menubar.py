@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any, Literal
 
+from mlx_worker.errors import parted
 from mlx_worker.local import Condition, Seen
 from mlx_worker.service.manager import ServiceState
 
@@ -23,7 +24,6 @@ NAME_CHARS, LINE_CHARS, MOST_LINES = 40, 80, 4
 MOST_MODELS = 8
 NOW_S = 60.0  # a reply that ended so long ago still says how fast it is now
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
-HINT = ". hint: "  # as errors.WorkerError joins its message and its next step
 IDLE, DRAFTING, DOWN, WAITS, TROUBLE = (  # SF Symbols, all of them there since macOS 11
     "bolt", "bolt.fill", "bolt.slash", "hourglass", "exclamationmark.triangle",
 )  # fmt: skip
@@ -171,7 +171,7 @@ def _why(seen: Seen, service: ServiceState) -> Iterator[Item]:
 
 def _error(key: str, error: str, level: int = 1) -> Iterator[Item]:
     """What happened, and in lines of its own what to do about it."""
-    what, _, hint = error.partition(HINT)
+    what, hint = parted(error)
     yield from _lines(key, what, level)
     if hint:
         yield from _lines(f"{key} hint", f"Next: {hint}")

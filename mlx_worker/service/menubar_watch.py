@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from threading import Event, Lock, Thread
 
 from mlx_worker import local
@@ -31,7 +30,7 @@ def see() -> tuple[Seen, ServiceState]:
 
 def of_this_folder(service: ServiceState) -> ServiceState:
     """One that runs the worker of another folder isn't ours to drive."""
-    folder = service.home or Path("~/.mlx-worker").expanduser()
+    folder = service.folder
     if not service.is_installed or folder.absolute() == home().absolute():
         return service
     problem = f"the service is of another folder: {folder}. hint: it is driven by mlx-worker there"
